@@ -1,0 +1,1 @@
+"""Frozen nouns that the rooms exchange. Imports nothing of drivetrain's, and nothing heavy."""

@@ -1,0 +1,44 @@
+"""What is to be launched, as one typed request that every launcher takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """One job on one or several machines, seen from one of them.
+
+    Attributes:
+        command: what each rank runs, as an argument list (never a shell string).
+        nproc_per_node: processes on this machine.
+        min_nodes, max_nodes: equal unless the job is elastic (torchrun's `--nnodes MIN:MAX`).
+        node_rank: this machine's rank; None lets the rendezvous number the machines.
+        master_addr, master_port: where node 0 listens; None on one machine, where a free port is chosen.
+        rdzv_endpoint, rdzv_id: torchrun's c10d rendezvous between machines.
+        max_restarts: how often all ranks may be started anew after a failure.
+        folder: where `logs/` and `launch/outcome.json` are written (a run directory).
+        environment: variables set for every rank, on top of the launcher's own environment.
+        grace_s: from the first failure, how long the other ranks may take to end before SIGKILL.
+    """
+
+    command: tuple[str, ...]
+    folder: Path
+    nproc_per_node: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    local_addr: str | None = None
+    max_restarts: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    grace_s: float = 5.0
+    monitor_interval_s: float = 0.1
+
+    @property
+    def is_single_node(self) -> bool:
+        return self.max_nodes == 1
