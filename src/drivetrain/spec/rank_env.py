@@ -27,8 +27,8 @@ _TABLE: tuple[tuple[str, dict[str, str]], ...] = (
             "rank": "OMPI_COMM_WORLD_RANK",
             "world_size": "OMPI_COMM_WORLD_SIZE",
             "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+            # OMPI_COMM_WORLD_NODE_RANK is the rank within the node over all jobs, not the node's number.
             "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-            "node_rank": "OMPI_COMM_WORLD_NODE_RANK",
         },
     ),
     (
@@ -121,12 +121,13 @@ def _read_row(environ: Mapping[str, str], launcher: str, names: Mapping[str, str
             f"unset both to run as one process, or start through {launcher}",
         )
     port = environ.get("MASTER_PORT", "")
+    local_world_size = integer(names["local_world_size"], world_size)
     return RankEnv(
         rank=rank,
         world_size=world_size,
         local_rank=integer(names["local_rank"], rank),
-        local_world_size=integer(names["local_world_size"], world_size),
-        node_rank=integer(names.get("node_rank", ""), 0),
+        local_world_size=local_world_size,
+        node_rank=integer(names.get("node_rank", ""), rank // max(local_world_size, 1)),
         master_addr=environ.get("MASTER_ADDR") or None,
         master_port=int(port) if port.isdigit() else None,
         restart_count=integer("TORCHELASTIC_RESTART_COUNT", 0),

@@ -16,7 +16,9 @@ class Unknown:
     reason: str
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(f"unknown ({self.reason}) is neither true nor false; test with isinstance(…, Unknown)")
+        raise TypeError(
+            f"unknown ({self.reason}) is neither true nor false; test with isinstance(…, Unknown)"
+        )
 
     def __str__(self) -> str:
         return f"unknown ({self.reason})"
