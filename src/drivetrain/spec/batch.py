@@ -27,7 +27,7 @@ class BatchPlan:
     accumulation: int
 
     def share(self, data_rank: int) -> range:
-        """Offsets within the global batch that belong to `data_rank`; consecutive ranks, consecutive offsets."""
+        """Offsets within the global batch of `data_rank`: consecutive ranks, consecutive offsets."""
         return _part(range(self.global_batch), self.num_data_ranks, data_rank)
 
     def micro_slices(self, data_rank: int) -> tuple[range, ...]:

@@ -93,7 +93,7 @@ def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
 
 
 def _is_slurm_step(environ: Mapping[str, str]) -> bool:
-    """The batch script and salloc's shell also carry SLURM_PROCID=0; only a step started by srun has a rank."""
+    """Batch scripts and salloc's shell also carry SLURM_PROCID=0; only a step started by srun has a rank."""
     return environ.get("SLURM_STEP_ID", "").isdigit() and environ.get("SLURM_STEP_NUM_TASKS") is not None
 
 
