@@ -1,0 +1,1 @@
+"""The engine: strategies, precision, the step, the control word, checkpoints."""

@@ -1,0 +1,143 @@
+"""A checkpoint folder on disk: made beside its place, summed, moved in, marked COMPLETE last.
+
+    step-00001000/  __R_N.distcp  .metadata   tensors (torch DCP)
+                    state.json                everything else
+                    rng/rank-00000.json       each rank's generators
+                    checksums.json            SHA-256 and size of every file above
+                    COMPLETE                  SHA-256 of checksums.json; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from drivetrain.spec.errors import CheckpointError
+from drivetrain.spec.run_dir import RunDir, step_of_checkpoint
+
+CHECKSUMS = "checksums.json"
+COMPLETE = "COMPLETE"
+_UNFINISHED = ".unfinished-"
+
+
+def unfinished_path(run_dir: RunDir, step: int) -> Path:
+    """Where a checkpoint is written before it takes its place."""
+    return run_dir.checkpoints / f"{_UNFINISHED}{run_dir.checkpoint(step).name}"
+
+
+def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, object]]:
+    """SHA-256 and size of files below `folder`."""
+    sums: dict[str, dict[str, object]] = {}
+    for name in names:
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        sums[name] = {"sha256": digest, "bytes": (folder / name).stat().st_size}
+    return sums
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Writes a whole file or nothing, and has the disk confirm it."""
+    beside = path.with_name(path.name + ".new")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def complete(unfinished: Path, final: Path, sums: dict[str, dict[str, object]]) -> None:
+    """Moves a fully written folder to its place and marks it. Called by rank 0 only.
+
+    A folder of the same name is replaced; a good one stays until the new one is in place.
+    """
+    text = json.dumps(sums, indent=1, sort_keys=True)
+    write_durably(unfinished / CHECKSUMS, text)
+    replaced = None
+    if final.exists():
+        replaced = final.with_name(f"{_UNFINISHED}replaced-{final.name}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    unfinished.rename(final)
+    write_durably(final / COMPLETE, hashlib.sha256(text.encode()).hexdigest() + "\n")
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def point_latest(run_dir: RunDir, step: int) -> None:
+    """Makes `latest` name the checkpoint of `step`, in one atomic move."""
+    link = run_dir.checkpoints / ".latest.new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(run_dir.checkpoint(step).name)
+    link.replace(run_dir.latest)
+    sync_folder(run_dir.checkpoints)
+
+
+def complete_steps(run_dir: RunDir) -> list[int]:
+    """Steps of the folders marked COMPLETE, oldest first."""
+    if not run_dir.checkpoints.is_dir():
+        return []
+    found = (p for p in run_dir.checkpoints.iterdir() if (p / COMPLETE).exists())
+    return sorted(step for step in map(step_of_checkpoint, found) if step is not None)
+
+
+def prune(run_dir: RunDir, keep: int) -> None:
+    """Deletes complete checkpoints older than the newest `keep`, and what unfinished saves left behind."""
+    for step in complete_steps(run_dir)[:-keep]:
+        # Unmarked first: a deletion that is interrupted leaves no folder that claims to be complete.
+        (run_dir.checkpoint(step) / COMPLETE).unlink(missing_ok=True)
+        shutil.rmtree(run_dir.checkpoint(step), ignore_errors=True)
+    remove_unfinished(run_dir)
+
+
+def remove_unfinished(run_dir: RunDir) -> None:
+    if run_dir.checkpoints.is_dir():
+        for path in run_dir.checkpoints.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def listed_files(folder: Path) -> dict[str, dict[str, object]]:
+    """The files a checkpoint must have, from its own list, itself checked against COMPLETE.
+
+    Raises:
+        CheckpointError: not marked complete, or the list is damaged.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(str(folder), "there is no such checkpoint", "name a step-… folder, or a run")
+    if not (folder / COMPLETE).exists():
+        raise CheckpointError(str(folder), "it is not marked COMPLETE: its save did not finish", "use another")
+    try:
+        text = (folder / CHECKSUMS).read_text(encoding="utf-8")
+        wanted = (folder / COMPLETE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(str(folder), f"its list of files cannot be read ({error})", "use another") from error
+    if hashlib.sha256(text.encode()).hexdigest() != wanted:
+        raise CheckpointError(str(folder), f"{CHECKSUMS} does not match {COMPLETE}: one was changed", "use another")
+    files: dict[str, dict[str, object]] = json.loads(text)
+    return files
+
+
+def damage(folder: Path, files: dict[str, dict[str, object]], names: Iterable[str]) -> str | None:
+    """What is wrong with the first damaged one of `names`, or None."""
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != files[name]["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {files[name]['bytes']}"
+        if sums_of(folder, [name])[name]["sha256"] != files[name]["sha256"]:
+            return f"{name} does not match its checksum"
+    return None

@@ -1,0 +1,189 @@
+"""Loading: find the last whole checkpoint, check every byte, then copy into the live tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata
+
+from drivetrain.engine.checkpoint import files
+from drivetrain.engine.checkpoint.content import (
+    own_buffers_of,
+    restore,
+    restore_own_buffers,
+    restore_random_state,
+    tensors_of,
+)
+from drivetrain.engine.checkpoint.reader import SafeReader
+from drivetrain.engine.state import TrainState
+from drivetrain.engine.world import World
+from drivetrain.spec.errors import CheckpointError, InputError
+from drivetrain.spec.run_dir import RunDir, step_of_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What was resumed from. `facts` is state.json; `notes` say what was passed over or differs."""
+
+    path: Path
+    facts: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def find_checkpoint(resume: str, run_dir: RunDir | None, world: World) -> tuple[Path | None, list[str]]:
+    """The checkpoint to resume from, whole and undamaged, and notes on those passed over.
+
+    Called by all ranks; they share the reading. `resume` is "auto" (the newest good one of the run, if it has
+    any), "none", or a path to a checkpoint or a run, which must then be good.
+
+    Raises:
+        CheckpointError: a path was given and it is damaged or no checkpoint; or the run has complete
+            checkpoints and all of them are damaged.
+    """
+    if resume == "none":
+        return None, []
+    if resume != "auto":
+        path = Path(resume)
+        if step_of_checkpoint(path.resolve()) is not None:
+            problem = _problem(path, world)
+            if problem is not None:
+                raise CheckpointError(f"resume {path}", problem, "name another, or --resume auto for the last good")
+            return path.resolve(), []
+        run_dir = RunDir(path)
+        if not run_dir.checkpoints.is_dir():
+            raise CheckpointError(
+                f"resume {path}", "it is neither a checkpoint (step-…) nor a run that has any", "check the path"
+            )
+    if run_dir is None:
+        return None, []
+    return _newest_good(run_dir, world, required=resume != "auto")
+
+
+def _newest_good(run_dir: RunDir, world: World, *, required: bool) -> tuple[Path | None, list[str]]:
+    # Rank 0's listing counts: another rank may not see a fresh folder of a network file system yet.
+    steps = world.gather(files.complete_steps(run_dir))[0]
+    notes = []
+    for step in reversed(steps):
+        problem = _problem(run_dir.checkpoint(step), world)
+        if problem is None:
+            return run_dir.checkpoint(step), notes
+        notes.append(f"{run_dir.checkpoint(step)} is damaged and was passed over: {problem}")
+    if notes or required:
+        raise CheckpointError(
+            f"resume from {run_dir.path}",
+            "; ".join(notes) or "it has no complete checkpoint",
+            "start anew with --resume none and another --output",
+        )
+    return None, []
+
+
+def _problem(path: Path, world: World) -> str | None:
+    """What is wrong with a checkpoint, if anything. The ranks sum its files in turn, each its share."""
+    found: str | None = None
+    try:
+        listed = files.listed_files(path)
+        names = sorted(listed)[world.rank :: world.size]
+        found = files.damage(path, listed, names)
+    except (CheckpointError, OSError, ValueError) as error:
+        found = error.found if isinstance(error, CheckpointError) else str(error)
+    return next((problem for problem in world.gather(found) if problem is not None), None)
+
+
+def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
+    """Copies the checkpoint at `path` into `state`. Called by all ranks.
+
+    Raises:
+        InputError: it is another model's checkpoint; names what differs first.
+        CheckpointError: it cannot be read.
+    """
+    facts: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    notes: list[str] = []
+    if facts["optimizer"] != type(state.optimizer).__name__:
+        raise InputError(
+            f"resume from {path}",
+            f"it was trained with {facts['optimizer']}, this run uses {type(state.optimizer).__name__}",
+            "set optim.name as it was",
+        )
+    reader = SafeReader(path)
+    metadata = reader.read_metadata()
+    tensors: dict[str, Any] = dict(tensors_of(state))
+    own_buffers = own_buffers_of(state, world)
+    if facts["world_size"] != world.size:
+        notes.append(
+            f"the checkpoint was written by {facts['world_size']} ranks, this run has {world.size}: "
+            "running statistics start from their mean, random generators from the seed"
+        )
+    else:
+        tensors |= own_buffers
+    if state.ema is not None and facts["ema_updates"] is None:
+        notes.append("the checkpoint has no weight average: it starts from the loaded weights")
+        tensors = {name: t for name, t in tensors.items() if not name.startswith("ema.")}
+    _check_same_model(tensors, metadata, path)
+    dcp.load(tensors, storage_reader=reader, process_group=world.control, no_dist=world.size == 1)
+    restore(state, tensors, facts)
+    if facts["world_size"] == world.size:
+        restore_own_buffers(state.module, world, own_buffers)
+    if state.ema is not None and facts["ema_updates"] is None:
+        for name, parameter in state.module.named_parameters():
+            if name in state.ema.weights:
+                state.ema.weights[name].copy_(parameter.detach())
+    if facts["world_size"] == world.size:
+        saved = (path / "rng" / f"rank-{world.rank:05d}.json").read_text(encoding="utf-8")
+        restore_random_state(json.loads(saved), world.device)
+    return Loaded(path=path, facts=facts, notes=tuple(notes))
+
+
+def _check_same_model(tensors: dict[str, Any], metadata: Metadata, path: Path) -> None:
+    saved = {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()}  # type: ignore[union-attr]
+    wanted = {name: tuple(t.shape) for name, t in tensors.items()}
+    has = {name for name in saved if name.startswith("model.")}
+    differences = [f"{_plain(n)} is missing in the checkpoint" for n in wanted if n not in saved]
+    differences += [f"{_plain(n)} is unknown to this model" for n in sorted(has - set(wanted))]
+    differences += [
+        f"{_plain(n)} has shape {saved[n]} in the checkpoint and {shape} here"
+        for n, shape in wanted.items()
+        if n in saved and saved[n] != shape
+    ]
+    if differences:
+        more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise InputError(
+            f"resume from {path}",
+            f"it is another model's checkpoint: {'; '.join(differences[:3])}{more}",
+            "use the model it was trained with (its run's config.yaml), or --resume none with another --output",
+        )
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+@torch.no_grad()
+def read_model(path: Path, *, averaged: bool) -> dict[str, torch.Tensor]:
+    """The model's tensors alone, on the CPU, of a checked checkpoint; for export. One process, no group.
+
+    Args:
+        averaged: take the moving average of the weights where there is one.
+
+    Raises:
+        CheckpointError: damaged or incomplete.
+    """
+    listed = files.listed_files(path)
+    problem = files.damage(path, listed, listed)
+    if problem is not None:
+        raise CheckpointError(f"read {path}", problem, "name another checkpoint")
+    reader = SafeReader(path)
+    entries = reader.read_metadata().state_dict_metadata
+    wanted = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)  # type: ignore[union-attr]
+        for name, entry in entries.items()
+        if name.startswith("model.") or (averaged and name.startswith("ema."))
+    }
+    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    tensors = {name.removeprefix("model."): t for name, t in wanted.items() if name.startswith("model.")}
+    return tensors | {name.removeprefix("ema."): t for name, t in wanted.items() if name.startswith("ema.")}
+

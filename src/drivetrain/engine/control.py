@@ -1,0 +1,230 @@
+"""The control word: what every rank tells every other about a step, acted on at the same step everywhere.
+
+One small asynchronous all-gather of host numbers a step, on a group of its own. On a GPU the loss is copied
+to pinned memory without a sync and sent one step later, when the copy has long finished; a word is acted on
+`LAG` steps after it was posted, by all ranks at the same step, so that no rank decides alone and none waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.engine.world import World
+
+LAG = 2
+_KEPT = 64
+
+
+class _Field(IntEnum):
+    LOSS_SUM = 0
+    GRAD_NORM = 1
+    WEIGHT = 2
+    NUM_SAMPLES = 3
+    NUM_SKIPPED = 4
+    STEP_S = 5
+    DATA_WAIT_S = 6
+    SAVE = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWord:
+    """What this rank says about one step.
+
+    Attributes:
+        step_s, data_wait_s: host seconds of the whole step, and those of it spent waiting for its batch.
+        save: this rank's clock says that a checkpoint is due.
+    """
+
+    weight: float
+    num_samples: int
+    num_skipped: int
+    step_s: float
+    data_wait_s: float
+    save: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterWord:
+    """What all ranks said about one step; lists are by rank.
+
+    `loss` is the mean over the global batch: the sum of sums over the sum of weights.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float | None
+    loss_sums: tuple[float, ...]
+    num_samples: tuple[int, ...]
+    num_skipped: int
+    step_s: tuple[float, ...]
+    data_wait_s: tuple[float, ...]
+    save: bool
+
+    @property
+    def nonfinite_ranks(self) -> tuple[int, ...]:
+        """The ranks whose loss was NaN or infinite."""
+        return tuple(r for r, value in enumerate(self.loss_sums) if not _is_finite(value))
+
+
+@dataclass(kw_only=True)
+class _Pending:
+    step: int
+    host: Tensor  # (fields,), float64, pinned on GPUs
+    copied: torch.cuda.Event | None
+    has_grad_norm: bool
+    gathered: Tensor | None = None
+    work: dist.Work | None = None
+
+
+class ControlChannel:
+    """Sends this rank's words and receives everybody's. Constructed by all ranks, in the same order."""
+
+    def __init__(self, world: World, timeout_s: float) -> None:
+        self._world = world
+        self._is_cuda = world.device.type == "cuda"
+        self._group = None
+        if world.size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._pending: deque[_Pending] = deque()
+        self._received: dict[int, ClusterWord] = {}
+        self._due: deque[ClusterWord] = deque()
+
+    def post(self, step: int, loss_sum: Tensor, grad_norm: Tensor | None, word: LocalWord) -> None:
+        """Posts the word of `step`. Called by all ranks once a step, in step order; never blocks on the GPU's
+        current step, but on the word of `LAG` steps ago, which bounds how far the host runs ahead."""
+        host = torch.zeros(len(_Field), dtype=torch.float64, pin_memory=self._is_cuda)
+        host[_Field.WEIGHT] = word.weight
+        host[_Field.NUM_SAMPLES] = word.num_samples
+        host[_Field.NUM_SKIPPED] = word.num_skipped
+        host[_Field.STEP_S] = word.step_s
+        host[_Field.DATA_WAIT_S] = word.data_wait_s
+        host[_Field.SAVE] = word.save
+        values = [loss_sum.detach().double()]
+        if grad_norm is not None:
+            values.append(grad_norm.detach().double())
+        host[: len(values)].copy_(torch.stack(values), non_blocking=True)
+        event = None
+        if self._is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+        self._pending.append(
+            _Pending(step=step, host=host, copied=event, has_grad_norm=grad_norm is not None)
+        )
+        # On the CPU the word goes out at once: a rank that waits for it before its next backward must not
+        # depend on a peer that is itself waiting in that backward.
+        for pending in list(self._pending)[: None if not self._is_cuda else -1]:
+            self._send(pending)
+        while len(self._pending) > LAG:
+            self._receive_oldest()
+
+    def take_due(self) -> Sequence[ClusterWord]:
+        """The words that became due since the last call; the same on every rank at the same step."""
+        words = tuple(self._due)
+        self._due.clear()
+        return words
+
+    def drain(self) -> Sequence[ClusterWord]:
+        """Waits for all words posted so far. Called by all ranks, at the same step."""
+        while self._pending:
+            self._receive_oldest()
+        return self.take_due()
+
+    def wait_for(self, step: int) -> ClusterWord:
+        """The word of `step`, waiting for it if need be. Any rank may call it, alone, before posting anew."""
+        for pending in list(self._pending):
+            if pending.step <= step:
+                self._receive(pending)
+        if step not in self._received:
+            raise RuntimeError(f"the word of step {step} is not kept: read a step's loss within {_KEPT} steps")
+        return self._received[step]
+
+    def _receive_oldest(self) -> None:
+        oldest = self._pending.popleft()
+        self._due.append(self._receive(oldest))
+
+    def _receive(self, pending: _Pending) -> ClusterWord:
+        if pending.step not in self._received:
+            self._send(pending)
+            if pending.work is not None:
+                pending.work.wait()
+            assert pending.gathered is not None
+            self._received[pending.step] = _decode(pending)
+            for old in [s for s in self._received if s < pending.step - _KEPT]:
+                del self._received[old]
+        return self._received[pending.step]
+
+    def _send(self, pending: _Pending) -> None:
+        if pending.gathered is not None:
+            return
+        if pending.copied is not None:
+            pending.copied.synchronize()
+        pending.gathered = torch.empty(self._world.size, len(_Field), dtype=torch.float64)
+        if self._group is None:
+            pending.gathered[0] = pending.host
+            return
+        pending.work = dist.all_gather(
+            list(pending.gathered.unbind(0)), pending.host, group=self._group, async_op=True
+        )
+
+
+def _decode(pending: _Pending) -> ClusterWord:
+    assert pending.gathered is not None
+    table = pending.gathered.tolist()
+    columns = list(zip(*table, strict=True))
+    weight = sum(columns[_Field.WEIGHT])
+    norms = columns[_Field.GRAD_NORM]
+    return ClusterWord(
+        step=pending.step,
+        loss=sum(columns[_Field.LOSS_SUM]) / weight if weight else float("nan"),
+        grad_norm=norms[0] if pending.has_grad_norm else None,
+        loss_sums=columns[_Field.LOSS_SUM],
+        num_samples=tuple(int(n) for n in columns[_Field.NUM_SAMPLES]),
+        num_skipped=int(sum(columns[_Field.NUM_SKIPPED])),
+        step_s=columns[_Field.STEP_S],
+        data_wait_s=columns[_Field.DATA_WAIT_S],
+        save=any(columns[_Field.SAVE]),
+    )
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0
+
+
+class WeightTotals:
+    """Sums the weights of a step over ranks, overlapped with its forward. Constructed by all ranks."""
+
+    def __init__(self, world: World, timeout_s: float) -> None:
+        self._group = None
+        if world.size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def start(self, local: float) -> PendingTotal:
+        """Called by all ranks, once a step."""
+        total = torch.tensor([local], dtype=torch.float64)
+        work = None
+        if self._group is not None:
+            work = dist.all_reduce(total, group=self._group, async_op=True)
+        return PendingTotal(total, work)
+
+
+class PendingTotal:
+    """A sum under way."""
+
+    def __init__(self, total: Tensor, work: dist.Work | None) -> None:
+        self._total = total
+        self._work = work
+
+    def value(self) -> float:
+        """Waits for the slowest rank's weight, at most the group's time-out."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return float(self._total)

@@ -1,0 +1,79 @@
+"""What a user sets on a run, as one frozen object."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from drivetrain.spec.errors import InputError
+
+PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPolicy:
+    """When to save (None: not by that measure) and how many complete checkpoints to keep."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    keep: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Settings of one training run. What is "auto" or None is chosen by what is found, and the choice said.
+
+    Attributes:
+        strategy: "auto" is `single` on one rank and `ddp` on several.
+        global_batch: samples an optimizer step sees, over all ranks; fixed by the user, never by the ranks.
+        micro_batch: the most samples a rank runs at once; None runs its whole share.
+        clip_norm: global gradient norm to clip to.
+        ema_decay: decay of an exponential moving average of the weights, used for evaluation.
+        channels_last: None uses it for convolutional networks on GPUs.
+        static_graph: whether every step uses the same parameters in the same order (DDP's promise).
+        output: the run directory; None writes nothing.
+        resume: "auto" (the run directory's last complete checkpoint, if any), "none", or a path.
+        timeout_s: how long a collective may take.
+    """
+
+    strategy: str = "auto"
+    global_batch: int = 256
+    micro_batch: int | None = None
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: PrecisionName = "auto"
+    compile: bool = False
+    channels_last: bool | None = None
+    sync_batchnorm: bool = False
+    static_graph: bool = False
+    deterministic: bool = False
+    clip_norm: float | None = None
+    ema_decay: float | None = None
+    output: Path | None = None
+    resume: str = "auto"
+    checkpoint: CheckpointPolicy = dataclasses.field(default_factory=CheckpointPolicy)
+    workers: int | Literal["auto"] = "auto"
+    prefetch: int | Literal["auto"] = "auto"
+    pin_memory: bool | Literal["auto"] = "auto"
+    on_bad_sample: Literal["fail", "skip"] = "fail"
+    timeout_s: float = 600.0
+
+    def changed(self, **options: Any) -> RunSettings:
+        """A copy with `options` set.
+
+        Raises:
+            InputError: an option that does not exist; names the nearest that does.
+        """
+        known = {item.name for item in dataclasses.fields(self)}
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise InputError(
+                    f"Run({name}=…)",
+                    "there is no such setting",
+                    f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(sorted(known))}",
+                )
+        return dataclasses.replace(self, **options)

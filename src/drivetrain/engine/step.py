@@ -1,0 +1,212 @@
+"""One optimizer step: micro-batches, weighted gradients, clipping, and the word about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from drivetrain.data.batch import MicroBatch, StepBatch
+from drivetrain.engine.control import ControlChannel, LocalWord, WeightTotals
+from drivetrain.engine.objective import Objective, call_model
+from drivetrain.engine.precision import Precision
+from drivetrain.engine.state import TrainState
+from drivetrain.engine.strategies.base import Strategy
+from drivetrain.engine.world import World
+from drivetrain.spec.parts import StepPart
+from drivetrain.telemetry.ranks.step_clock import StepClock
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContext:
+    """What all steps of a run share.
+
+    Attributes:
+        to_device: moves a micro-batch to this rank's device.
+        data_wait_s: reads how long the host waited for the batch now being stepped.
+        save_due: whether this rank's clock says that a checkpoint is due.
+    """
+
+    world: World
+    strategy: Strategy
+    precision: Precision
+    clock: StepClock
+    control: ControlChannel
+    totals: WeightTotals
+    seed: int
+    to_device: Callable[[MicroBatch], MicroBatch]
+    data_wait_s: Callable[[], float]
+    save_due: Callable[[], bool]
+
+
+class StepOutput:
+    """What a step gave. `loss` is lazy: it waits for the other ranks' part only when read."""
+
+    def __init__(self, step: int, control: ControlChannel, lr: float) -> None:
+        self.step = step
+        self.lr = lr
+        self._control = control
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the global batch."""
+        return self._control.wait_for(self.step).loss
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The gradient's norm before clipping; None if nothing was clipped."""
+        return self._control.wait_for(self.step).grad_norm
+
+
+class StepScope:
+    """One step, open. Use it as a context manager, in this order: `micro_batches` and `backward` for each,
+    then `clip` if wanted, then `apply`.
+
+    Args:
+        weight_of: the weight of a micro-batch's loss sum.
+        static_total: the sum of weights over ranks where it is the same every step and need not be asked for
+            (every sample weighs 1 and none can be skipped); else None.
+    """
+
+    def __init__(
+        self,
+        context: StepContext,
+        state: TrainState,
+        batch: StepBatch,
+        *,
+        weight_of: Callable[[MicroBatch], float],
+        static_total: float | None,
+    ) -> None:
+        if batch.index != state.step:
+            raise RuntimeError(
+                f"the state stands at step {state.step}, the batch is that of step {batch.index}: "
+                "a batch was skipped or used twice"
+            )
+        self._context = context
+        self._state = state
+        self._batch = batch
+        self._local_weight = float(sum(weight_of(micro) for micro in batch.micro_batches))
+        self._static_total = static_total
+        self._pending_total = None if static_total is not None else context.totals.start(self._local_weight)
+        self._scale: float | None = None
+        self._loss_sum: Tensor | None = None
+        self._grad_norm: Tensor | None = None
+        self._started = time.perf_counter()
+        self._lr = state.set_learning_rates()
+        self.output: StepOutput | None = None
+
+    def __enter__(self) -> StepScope:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.output is None:
+            raise RuntimeError("the step ended without apply(): its gradients would leak into the next step")
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """This rank's micro-batches, on its device. Gradients are reduced over ranks only at the last."""
+        context, last = self._context, len(self._batch.micro_batches) - 1
+        data_rank, _ = context.strategy.data_place(context.world)
+        for index, micro in enumerate(self._batch.micro_batches):
+            context.strategy.set_gradient_sync(self._state, index == last)
+            # Dropout: the same for a step however the run came to it.
+            torch.manual_seed(_mix(context.seed, self._batch.index, index, data_rank))
+            placed = context.to_device(micro)
+            context.clock.mark(StepPart.HOST_TO_DEVICE)
+            yield placed
+
+    def backward(self, loss_sum: Tensor) -> None:
+        """Gradients of a micro-batch's weighted SUM of losses, scaled to the mean over the global batch."""
+        context = self._context
+        context.clock.mark(StepPart.FORWARD)
+        scaled = loss_sum * self.gradient_scale
+        if self._state.scaler is not None:
+            scaled = self._state.scaler.scale(scaled)
+        torch.autograd.backward(scaled)
+        self.add_loss(loss_sum)
+        context.clock.mark(StepPart.BACKWARD)
+
+    @property
+    def gradient_scale(self) -> float:
+        """What a loss sum is multiplied by before the backward."""
+        if self._scale is None:
+            total = self._total_weight()
+            divisor = self._context.strategy.gradient_divisor(self._context.world)
+            self._scale = divisor / total if total else 0.0
+        return self._scale
+
+    def add_loss(self, loss_sum: Tensor) -> None:
+        """Counts a micro-batch's loss; for strategies that run the backward themselves."""
+        detached = loss_sum.detach()
+        self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
+
+    def clip(self, max_norm: float) -> None:
+        """Clips the gradient to the global norm `max_norm`."""
+        if self._state.scaler is not None:
+            self._state.scaler.unscale_(self._state.optimizer)
+        self._grad_norm = self._context.strategy.clip(self._state, max_norm)
+
+    def apply(self) -> StepOutput:
+        """The optimizer's step. Afterwards the state stands one step further."""
+        state, context = self._state, self._context
+        if self._loss_sum is None:
+            raise RuntimeError("apply() before any backward(): there is no gradient")
+        if self._total_weight():
+            if state.scaler is not None:
+                state.scaler.step(state.optimizer)
+                state.scaler.update()
+            else:
+                state.optimizer.step()
+            if state.ema is not None:
+                state.ema.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        state.position += self._batch.num_samples
+        context.clock.mark(StepPart.OPTIMIZER)
+        context.control.post(self._batch.index, self._loss_sum, self._grad_norm, self._local_word())
+        self.output = StepOutput(self._batch.index, context.control, self._lr)
+        return self.output
+
+    def _total_weight(self) -> float:
+        if self._pending_total is None:
+            assert self._static_total is not None
+            return self._static_total
+        return self._pending_total.value()
+
+    def _local_word(self) -> LocalWord:
+        data_wait_s = self._context.data_wait_s()
+        return LocalWord(
+            weight=self._local_weight,
+            num_samples=sum(micro.size for micro in self._batch.micro_batches),
+            num_skipped=sum(len(micro.skipped) for micro in self._batch.micro_batches),
+            step_s=time.perf_counter() - self._started + data_wait_s,
+            data_wait_s=data_wait_s,
+            save=self._context.save_due(),
+        )
+
+
+def run_micro_batches(state: TrainState, scope: StepScope, objective: Objective) -> None:
+    """Forward and backward of each micro-batch: what single, DDP and their kind do."""
+    for micro in scope.micro_batches():
+        scope.backward(forward_loss(state, objective, micro))
+
+
+def forward_loss(state: TrainState, objective: Objective, micro: MicroBatch) -> Tensor:
+    """The weighted sum of losses of one micro-batch on the device, with its graph."""
+    return objective.loss_sum(call_model(state.model, objective.inputs(micro)), micro)
+
+
+def _mix(*numbers: int) -> int:
+    """A 63-bit seed from small integers: splitmix64's finaliser over each in turn (Steele et al. 2014)."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state + (number & 0xFFFFFFFFFFFFFFFF) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1

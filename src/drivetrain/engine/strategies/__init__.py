@@ -1,0 +1,28 @@
+"""Strategies by name, imported on use."""
+
+from __future__ import annotations
+
+import importlib
+
+from drivetrain.engine.strategies.base import Strategy
+from drivetrain.spec.errors import InputError
+
+_WHERE = {
+    "single": "drivetrain.engine.strategies.single:Single",
+    "ddp": "drivetrain.engine.strategies.ddp:Ddp",
+}
+
+
+def load_strategy(name: str, *, world_size: int) -> Strategy:
+    """The strategy called `name`; "auto" is `single` on one rank and `ddp` on several.
+
+    Raises:
+        InputError: there is no such strategy.
+    """
+    if name == "auto":
+        name = "ddp" if world_size > 1 else "single"
+    if name not in _WHERE:
+        raise InputError(f"strategy {name!r}", "there is no such strategy", f"one of {', '.join(_WHERE)}")
+    module, attribute = _WHERE[name].split(":")
+    strategy: Strategy = getattr(importlib.import_module(module), attribute)()
+    return strategy

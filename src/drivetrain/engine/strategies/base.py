@@ -1,0 +1,110 @@
+"""What every strategy must answer, and the placement that most of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.engine.ema import Ema
+from drivetrain.engine.precision import Precision
+from drivetrain.engine.settings import RunSettings
+from drivetrain.engine.state import (
+    BuildModel,
+    BuildOptimizer,
+    LearningRateFactor,
+    TrainingModel,
+    TrainState,
+    has_convolutions,
+)
+from drivetrain.engine.world import World
+
+if TYPE_CHECKING:
+    from drivetrain.engine.objective import Objective
+    from drivetrain.engine.step import StepScope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Everything a strategy needs to make a `TrainState`: factories, not objects, because some strategies
+    must have the model on the meta device, cut it into stages, or build their own optimizer."""
+
+    model: BuildModel
+    optimizer: BuildOptimizer
+    schedule: LearningRateFactor
+    settings: RunSettings
+    precision: Precision
+    world: World
+
+
+class Strategy(Protocol):
+    """How a model is placed on ranks and stepped."""
+
+    name: str
+
+    def refusals(self, settings: RunSettings, world: World) -> list[str]:
+        """Why these settings cannot run under this strategy; empty if they can. Asked before anything starts."""
+
+    def data_place(self, world: World) -> tuple[int, int]:
+        """This rank's data rank, and how many data ranks there are."""
+
+    def gradient_divisor(self, world: World) -> int:
+        """What the strategy's own reduction divides gradients by; losses are multiplied by it beforehand."""
+
+    def setup(self, build: Build) -> TrainState:
+        """Builds model and optimizer. Called by all ranks."""
+
+    def warm_up(self, state: TrainState, forward_backward: Callable[[], None]) -> list[str]:
+        """Runs before the first step of every start, resumed or not, by all ranks, with a function that
+        computes some gradients; whatever the strategy settles from its first steps (DDP's buckets) is then
+        settled before training, so that a resumed run reduces exactly as an undisturbed one would. Returns
+        notes to print."""
+
+    def set_gradient_sync(self, state: TrainState, enabled: bool) -> None:
+        """Whether the next micro-batch's backward reduces gradients over ranks."""
+
+    def run_micro_batches(self, state: TrainState, scope: StepScope, objective: Objective) -> None:
+        """Forward and backward of one step. Pipelines own this; the others call `step.run_micro_batches`."""
+
+    def clip(self, state: TrainState, max_norm: float) -> Tensor:
+        """Clips to the global norm; returns the norm before clipping, a scalar on the device."""
+
+
+def build_on_device(build: Build) -> tuple[nn.Module, bool]:
+    """The model, built from the run's seed (the same weights on every rank), on this rank's device, with
+    SyncBatchNorm and the memory format as set. Returns it and whether it is channels_last."""
+    settings, device = build.settings, build.world.device
+    torch.manual_seed(settings.seed)
+    module = build.model()
+    if settings.sync_batchnorm and build.world.size > 1:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    wanted = settings.channels_last
+    channels_last = (device.type == "cuda" and has_convolutions(module)) if wanted is None else wanted
+    module = module.to(device)
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if settings.compile:
+        module.compile()
+    return module, channels_last
+
+
+def finish_state(build: Build, module: nn.Module, wrapped: nn.Module, *, channels_last: bool) -> TrainState:
+    """The state around a placed model: optimizer, scaler, average."""
+    optimizer = build.optimizer(module)
+    settings = build.settings
+    return TrainState(
+        model=TrainingModel(wrapped, build.precision, channels_last=channels_last),
+        module=module,
+        optimizer=optimizer,
+        schedule=build.schedule,
+        base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
+        scaler=torch.amp.GradScaler(build.world.device.type) if build.precision.uses_scaler else None,
+        ema=Ema(module, settings.ema_decay) if settings.ema_decay is not None else None,
+    )
+
+
+def clip_by_norm(state: TrainState, max_norm: float) -> Tensor:
+    return torch.nn.utils.clip_grad_norm_(state.module.parameters(), max_norm)

@@ -1,0 +1,47 @@
+"""One rank, no wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from drivetrain.engine.objective import Objective
+from drivetrain.engine.settings import RunSettings
+from drivetrain.engine.state import TrainState
+from drivetrain.engine.step import StepScope, run_micro_batches
+from drivetrain.engine.strategies.base import Build, build_on_device, clip_by_norm, finish_state
+from drivetrain.engine.world import World
+
+
+class Single:
+    """Plain training on one device."""
+
+    name = "single"
+
+    def refusals(self, settings: RunSettings, world: World) -> list[str]:
+        if world.size > 1:
+            return [f"strategy single on {world.size} ranks: each would train alone; use ddp"]
+        return []
+
+    def data_place(self, world: World) -> tuple[int, int]:
+        return 0, 1
+
+    def gradient_divisor(self, world: World) -> int:
+        return 1
+
+    def setup(self, build: Build) -> TrainState:
+        module, channels_last = build_on_device(build)
+        return finish_state(build, module, module, channels_last=channels_last)
+
+    def warm_up(self, state: TrainState, forward_backward: Callable[[], None]) -> list[str]:
+        return []
+
+    def set_gradient_sync(self, state: TrainState, enabled: bool) -> None:
+        pass  # nobody to reduce with
+
+    def run_micro_batches(self, state: TrainState, scope: StepScope, objective: Objective) -> None:
+        run_micro_batches(state, scope, objective)
+
+    def clip(self, state: TrainState, max_norm: float) -> Tensor:
+        return clip_by_norm(state, max_norm)

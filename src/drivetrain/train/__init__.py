@@ -1,0 +1,1 @@
+"""What a user programs against: run, trainer, task, models."""

@@ -1,0 +1,74 @@
+"""Evaluation over all ranks, each sample counted once."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from drivetrain.data.batch import MicroBatch
+from drivetrain.engine.buffers import averaged_buffers
+from drivetrain.engine.objective import Objective, call_model
+from drivetrain.engine.state import TrainState
+from drivetrain.engine.world import World
+
+
+def evaluate(
+    state: TrainState,
+    world: World,
+    batches: Iterable[MicroBatch],
+    objective: Objective,
+    metrics: Mapping[str, Any],
+    *,
+    update: Callable[[Any, Any, MicroBatch], None],
+) -> dict[str, float]:
+    """Metrics of the bare model over this rank's `batches` and everybody else's.
+
+    Called by all ranks; a rank may have no batch at all, since the model is called without its wrapper and the
+    only communication is at the end. Uses the moving average of the weights where there is one, and the mean
+    of the ranks' running statistics.
+
+    Returns:
+        The metrics by name, and `loss`, the mean over all valid samples.
+    """
+    module, device = state.module, world.device
+    model = state.model.around(module)
+    was_training = module.training
+    module.eval()
+    average = state.ema.swapped_in() if state.ema is not None else contextlib.nullcontext()
+    for metric in metrics.values():
+        metric.to(device)
+        metric.reset()
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    with averaged_buffers(module, world), average, torch.no_grad():
+        for micro in batches:
+            placed = micro.to(device, non_blocking=True)
+            output = call_model(model, objective.inputs(placed))
+            sums[0] += objective.loss_sum(output, placed)
+            sums[1] += objective.weight_of(placed)
+            for metric in metrics.values():
+                update(metric, output, placed)
+    module.train(was_training)
+    if world.size > 1:
+        dist.all_reduce(sums)
+    loss_sum, weight = sums.tolist()
+    results = {name: _compute(metric) for name, metric in metrics.items()}
+    return {"loss": loss_sum / weight if weight else float("nan"), **results}
+
+
+def update_with_targets(metric: Any, output: Any, micro: MicroBatch) -> None:
+    """Feeds a torchmetrics metric with the outputs and targets of the valid samples."""
+    valid = micro.weight > 0
+    metric.update(output[valid], micro.y[valid])
+
+
+def _compute(metric: Any) -> float:
+    """The metric over all ranks; torchmetrics gathers the states of all."""
+    with warnings.catch_warnings():
+        # A rank without a batch never updated its metric, which is right here and would warn.
+        warnings.filterwarnings("ignore", message="The ``compute`` method of metric", category=UserWarning)
+        return float(metric.compute())

@@ -1,0 +1,1 @@
+"""Models that ship with drivetrain, and a way to others by name."""

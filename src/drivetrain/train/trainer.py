@@ -1,0 +1,215 @@
+"""The trainer: a run file's settings and a task become a finished run."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.config.schema import RunConfig
+from drivetrain.engine.optimizers import OptimizerSpec, Schedule
+from drivetrain.engine.settings import CheckpointPolicy, RunSettings
+from drivetrain.engine.state import TrainState
+from drivetrain.telemetry.events import EvalEvent
+from drivetrain.telemetry.sinks.table import SinkRequest, open_sinks
+from drivetrain.train.classification import classification_task
+from drivetrain.train.run import Run
+from drivetrain.train.task import Task, load_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """How training ended: steps done and the last evaluation's metrics (empty without evaluation data)."""
+
+    steps: int
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Trains a task as a run file says. Made and used by all ranks.
+
+    Args:
+        config: the run file, resolved; see `drivetrain.config`.
+        task: what to train; None makes it from the run file.
+        output: the run directory; None takes the run file's, or writes nothing.
+    """
+
+    def __init__(self, config: RunConfig, task: Task | None = None, *, output: Path | None = None) -> None:
+        self.config = config
+        self.task = task or (load_task(config.task, config) if config.task else classification_task(config))
+        num_samples = len(self.task.train_data)
+        self.steps_per_epoch = num_samples / config.global_batch
+        self.total_steps = _total_steps(config, self.steps_per_epoch)
+        folder = output or (Path(config.output) if config.output else None)
+        self.run = Run(
+            run_settings(config, folder, self.steps_per_epoch, static_graph=self.task.static_graph),
+            log_every_steps=config.log_every_steps,
+        )
+
+    def fit(self) -> FitResult:
+        """Trains to the end. Called by all ranks, once.
+
+        Raises:
+            InputError, BadSampleError, NonFiniteLossError, CheckpointError: see there.
+        """
+        run, config, task = self.run, self.config, self.task
+        state: TrainState | None = None
+        try:
+            state = run.setup(task.build_model, task.build_optimizer or optimizer_of(config), self._schedule())
+            data = run.stream(
+                task.train_data,
+                steps=self.total_steps,
+                draw=task.draw,
+                render=task.render,
+                shuffle=config.data.shuffle,
+                loader_cost=task.loader_cost,
+            )
+            self._open_sinks(state)
+            run.started(
+                name=config.name,
+                total_steps=self.total_steps,
+                start_step=state.step,
+                sample_unit=task.sample_unit,
+            )
+            metrics: dict[str, float] = {}
+            if state.step >= self.total_steps:
+                run.recorder.message(f"nothing left to do: step {state.step} of {self.total_steps} is done")
+                metrics = self._evaluate(state)
+            for step in data:
+                run.train_step(state, step, task.objective)
+                run.checkpoint_if_due(state, step)
+                if self._is_evaluation_due(state.step):
+                    metrics = self._evaluate(state)
+            run.save(state)
+            run.end(state)
+        except BaseException as error:
+            run.fail(error, state.step if state is not None else 0)
+            raise
+        return FitResult(steps=state.step, metrics=metrics)
+
+    def _schedule(self) -> Schedule:
+        config = self.config.schedule
+        warmup = config.warmup_steps
+        if warmup is None:
+            warmup = round(config.warmup_epochs * self.steps_per_epoch)
+        return Schedule(
+            name=config.name,
+            total_steps=self.total_steps,
+            warmup_steps=warmup,
+            step_size=max(1, round(config.step_epochs * self.steps_per_epoch)),
+            gamma=config.gamma,
+            min_factor=config.min_factor,
+        )
+
+    def _open_sinks(self, state: TrainState) -> None:
+        run, telemetry = self.run, self.config.telemetry
+        if run.world.rank != 0 or run.run_dir is None:
+            return
+        names = [name for name, wanted in (("csv", telemetry.csv), ("tensorboard", telemetry.tensorboard)) if wanted]
+        if telemetry.wandb != "off":
+            names.append("wandb")
+        request = SinkRequest(
+            run_dir=run.run_dir,
+            start_step=state.step,
+            config=self.config.model_dump(mode="json"),
+            wandb_mode=telemetry.wandb,
+            wandb_project=telemetry.wandb_project,
+        )
+        run.recorder.feed(open_sinks(names, request, on_warning=lambda text: run.recorder.message(text, "warning")))
+
+    def _is_evaluation_due(self, step: int) -> bool:
+        """After `step` steps: at the end, every so many steps, and at the first step past an epoch's end."""
+        config = self.config.evaluate
+        if self.task.eval_data is None:
+            return False
+        if step == self.total_steps:
+            return True
+        if config.every_steps is not None and step % config.every_steps == 0:
+            return True
+        if config.every_epochs is None:
+            return False
+        span = config.every_epochs * self.steps_per_epoch
+        return math.floor(step / span) > math.floor((step - 1) / span)
+
+    def _evaluate(self, state: TrainState) -> dict[str, float]:
+        task, run = self.task, self.run
+        if task.eval_data is None:
+            return {}
+        started = time.monotonic()
+        results = run.evaluate(
+            state,
+            task.eval_data,
+            task.eval_objective or task.objective,
+            task.build_metrics(),
+            batch=None if self.config.evaluate.batch == "auto" else self.config.evaluate.batch,
+            render=task.eval_render,
+            update=task.update_metric,
+            loader_cost=task.loader_cost,
+        )
+        if run.world.rank == 0:
+            run.recorder.write(
+                EvalEvent(
+                    step=state.step,
+                    epoch=state.step / self.steps_per_epoch,
+                    num_samples=len(task.eval_data),
+                    metrics=results,
+                    seconds=time.monotonic() - started,
+                )
+            )
+            run.recorder.scalars(state.step, {f"eval/{name}": value for name, value in results.items()})
+        return results
+
+
+def run_settings(
+    config: RunConfig, output: Path | None, steps_per_epoch: float, *, static_graph: bool
+) -> RunSettings:
+    """The run file in the library's terms."""
+    return RunSettings(
+        strategy=config.strategy,
+        global_batch=config.global_batch,
+        micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
+        seed=config.seed,
+        device=config.device,
+        precision=config.precision,
+        compile=config.compile is True,
+        channels_last=None if config.channels_last == "auto" else config.channels_last,
+        sync_batchnorm=config.sync_batchnorm,
+        static_graph=static_graph,
+        deterministic=config.deterministic,
+        clip_norm=config.optim.clip_norm,
+        ema_decay=config.ema_decay,
+        output=output,
+        resume=config.resume,
+        checkpoint=_checkpoint_policy(config, steps_per_epoch),
+        workers=config.data.workers,
+        prefetch=config.data.prefetch,
+        pin_memory=config.data.pin_memory,
+        on_bad_sample=config.data.on_bad_sample,
+        timeout_s=config.timeout_s,
+    )
+
+
+def optimizer_of(config: RunConfig) -> OptimizerSpec:
+    options: dict[str, Any] = config.optim.model_dump(exclude={"clip_norm"})
+    return OptimizerSpec(**options)
+
+
+def _total_steps(config: RunConfig, steps_per_epoch: float) -> int:
+    limits = []
+    if config.epochs is not None:
+        limits.append(math.ceil(config.epochs * steps_per_epoch))
+    if config.max_steps is not None:
+        limits.append(config.max_steps)
+    return min(limits)
+
+
+def _checkpoint_policy(config: RunConfig, steps_per_epoch: float) -> CheckpointPolicy:
+    every = config.checkpoint.every_steps
+    if every is None and config.checkpoint.every_epochs is not None:
+        every = max(1, round(config.checkpoint.every_epochs * steps_per_epoch))
+    return CheckpointPolicy(
+        every_steps=every, every_minutes=config.checkpoint.every_minutes, keep=config.checkpoint.keep
+    )
+

@@ -1,0 +1,66 @@
+"""One rank of a launched run: `python -m drivetrain.train.worker RUN_DIR`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
+from drivetrain.spec.exit_codes import ExitCode
+from drivetrain.spec.run_dir import RunDir
+
+# Errors that explain themselves; a traceback would only hide what they say.
+_EXPLAINED = (InputError, BadSampleError, CheckpointError, NonFiniteLossError)
+
+
+def run_worker(run_dir: Path) -> int:
+    """Trains as `run_dir`'s config.yaml says, as the rank that the environment names.
+
+    Returns the exit code. What went wrong is on stderr, and in the file that the launcher named for it.
+    """
+    try:
+        from drivetrain.config.load import load_run_file
+        from drivetrain.train.trainer import Trainer
+
+        Trainer(load_run_file(RunDir(run_dir).config), output=run_dir).fit()
+    except _EXPLAINED as error:
+        _report(error, "".join(traceback.format_exception(error)))
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
+    except Exception as error:  # noqa: BLE001 - this is the process's outermost frame
+        text = "".join(traceback.format_exception(error))
+        _report(error, text)
+        print(text, file=sys.stderr, flush=True)
+        return ExitCode.FAILED
+    return ExitCode.DONE
+
+
+def _report(error: BaseException, text: str) -> None:
+    """Tells the launcher, in the form of torch's error files, when and how this rank failed."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    now = time.time()
+    extra = {"py_callstack": text, "timestamp": str(int(now)), "timestamp_s": now}
+    document = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
+    try:
+        Path(path).write_text(json.dumps(document), encoding="utf-8")
+    except OSError as problem:
+        print(f"could not write {path}: {problem}", file=sys.stderr)
+
+
+def main() -> None:
+    code = run_worker(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code != ExitCode.DONE:
+        # The interpreter's shutdown would wait for loader processes and collectives whose peers are gone.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
