@@ -1,0 +1,1 @@
+"""What a person sees of a run: live progress and the closing summary. Reads run directories only."""

@@ -1,0 +1,1 @@
+"""What is measured inside a rank; may import torch."""
