@@ -87,7 +87,7 @@ def _machines(config: RunConfig) -> Iterator[Disagreement]:
     if config.strategy == "single" and (launch.max_nodes > 1 or launch.nproc_per_node not in ("auto", 1)):
         yield Disagreement(
             keys=("strategy", "launch.nproc_per_node", "launch.nnodes"),
-            found=f"strategy is single, but nproc_per_node is {launch.nproc_per_node}, nnodes {launch.nnodes}",
+            found=f"strategy is single; nproc_per_node is {launch.nproc_per_node}, nnodes {launch.nnodes}",
             do="set strategy to auto or ddp, or launch.nproc_per_node and launch.nnodes to 1",
         )
     if launch.standalone and (launch.max_nodes > 1 or launch.rdzv_endpoint or launch.master_addr):

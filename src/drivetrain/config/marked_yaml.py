@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -43,7 +43,9 @@ _READERS: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
 class _Loader(yaml.SafeLoader):
     """SafeLoader's parser with YAML 1.2's core schema for plain scalars."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+# Emptied, as the parent's are YAML 1.1's.
+_Loader.yaml_implicit_resolvers = {}
 
 
 for _tag, (_pattern, _) in _READERS.items():

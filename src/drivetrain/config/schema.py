@@ -97,7 +97,9 @@ class RunConfig(Section):
         False, description="Batch statistics over all ranks instead of each its own."
     )
     deterministic: bool = Field(False, description="Only kernels that repeat bit for bit; slower.")
-    seed: Annotated[int, Ge(0), Lt(2**63)] = Field(0, description="Of weights, order and augmentation.")
+    seed: Annotated[int, Ge(0), Lt(2**63), Expects("a whole number from 0 to 2^63 - 1")] = Field(
+        0, description="Of weights, order and augmentation."
+    )
     ema_decay: Annotated[float, Gt(0.0), Lt(1.0)] | None = Field(
         None, description="Also keep a moving average of the weights and evaluate it; null: off."
     )

@@ -94,7 +94,7 @@ class DataConfig(Section):
     num_classes: Count = Field(1000, description="synthetic: how many classes to make.")
     on_bad_sample: Literal["fail", "skip"] = Field(
         "fail",
-        description="An unreadable sample ends the run, or (skip) keeps its slot with weight 0 and is counted.",
+        description="An unreadable sample ends the run, or (skip) keeps its slot at weight 0 and is counted.",
     )
     workers: Auto | Whole = Field(
         "auto", description="Loader processes a rank; auto: from the CPUs the container really has."
