@@ -1,0 +1,207 @@
+"""`drivetrain train`: from a run file to ranks that train, or to the one thing that stands in the way.
+
+Started by hand it checks everything it can without torch, creates the run's folder and launches the ranks.
+Started by torchrun, mpirun or srun it is itself one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.cli.options import TrainArguments, train_options
+from drivetrain.config.overrides import from_environment
+from drivetrain.spec.batch import plan_batches
+from drivetrain.spec.errors import InputError
+from drivetrain.spec.job import LaunchRequest
+from drivetrain.spec.rank_env import RankEnv, read_rank_env
+from drivetrain.spec.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from drivetrain.config.resolve import Resolved
+    from drivetrain.config.schema import RunConfig
+
+
+def run(arguments: TrainArguments) -> int:
+    """Trains, or prints what would be done; returns the exit code.
+
+    Raises:
+        InputError: the run cannot be made; nothing has been created.
+    """
+    environ = dict(os.environ)
+    config = _load(arguments, environ)
+    if arguments.print_config:
+        print(_config_text(config), end="")
+        return 0
+    rank_env = read_rank_env(environ)
+    if rank_env.launcher != "none" and not arguments.dry_run:
+        return _run_as_rank(config, rank_env, environ)
+    return _run_as_launcher(config, is_dry=arguments.dry_run)
+
+
+command = train_options(run)
+
+
+def _load(arguments: TrainArguments, environ: dict[str, str]) -> RunConfig:
+    from drivetrain.config.load import load
+    from drivetrain.config.recipe_files import recipe_names
+
+    # Under another launcher the ranks exist already: its variables say so, not PET_*.
+    overrides = (*from_environment(environ), *arguments.overrides)
+    has_task = any(override.key == "task" for override in arguments.overrides)
+    if arguments.recipe is None and not has_task:
+        raise InputError(
+            "a run without a recipe",
+            "neither a run file nor a --task was named",
+            f"for example drivetrain train digits; the recipes are {', '.join(recipe_names())}",
+        )
+    return load(arguments.recipe, overrides)
+
+
+def _run_as_rank(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]) -> int:
+    path = Path(config.output) if config.output else _shared_folder(config, rank_env, environ)
+    run_dir = RunDir(path)
+    if rank_env.is_first:
+        from drivetrain.cli.run_folder import check_folder, create_folder
+        from drivetrain.config.dump import write
+
+        # A restarted job finds its own folder: it is not another run's.
+        check_folder(run_dir, resume="auto" if rank_env.restart_count else config.resume)
+        create_folder(run_dir)
+        write(config, run_dir.config, (f"started by {rank_env.launcher}, {rank_env.world_size} ranks",))
+    from drivetrain.train.worker import run_worker
+
+    return run_worker(config, path)
+
+
+def _shared_folder(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]) -> Path:
+    from drivetrain.cli.run_folder import shared_folder
+
+    return shared_folder(config.name, environ, rank_env)
+
+
+def _run_as_launcher(config: RunConfig, *, is_dry: bool) -> int:
+    from drivetrain.cli.run_folder import create_folder
+    from drivetrain.config.dump import write
+
+    resolved = _resolve(config)
+    run_dir = RunDir(_folder(config))
+    request = _request(config, resolved, run_dir)
+    _check(config, request, resolved, run_dir)
+    if is_dry:
+        print(_describe(request))
+        return 0
+    create_folder(run_dir)
+    write(config, run_dir.config, resolved.notes())
+    return _launch(request, run_dir)
+
+
+def _folder(config: RunConfig) -> Path:
+    from drivetrain.cli.run_folder import fresh_folder
+
+    if config.output is not None:
+        return Path(config.output)
+    if config.launch.max_nodes == 1:
+        return fresh_folder(config.name)
+    if config.launch.rdzv_id is not None:
+        return Path("runs") / f"{config.name}-{config.launch.rdzv_id}"
+    raise InputError(
+        f"{config.launch.nnodes} machines",
+        "each would choose a folder of its own for the run",
+        "name one that all machines share: --output FOLDER",
+    )
+
+
+def _resolve(config: RunConfig) -> Resolved:
+    from drivetrain.config.resolve import Resources, resolve
+    from drivetrain.hardware.cpu import usable_cpus
+    from drivetrain.hardware.gpus import visible_gpus
+
+    gpus, cpus = visible_gpus(), usable_cpus()
+    resources = Resources(
+        num_gpus=gpus.count,
+        gpu_reason=gpus.reason,
+        num_cpus=cpus.count,
+        cpu_reason=cpus.reason,
+        num_gpus_by_files=gpus.count_by_files,
+    )
+    return resolve(config, resources)
+
+
+def _config_text(config: RunConfig) -> str:
+    from drivetrain.config.dump import dump
+
+    try:
+        notes = _resolve(config).notes()
+    except InputError as error:  # the text is still what was asked for; that it cannot run here is a note
+        notes = (f"on this machine it cannot run: {error}",)
+    return dump(config, notes)
+
+
+def _request(config: RunConfig, resolved: Resolved, run_dir: RunDir) -> LaunchRequest:
+    launch = config.launch
+    return LaunchRequest(
+        command=(sys.executable, "-u", "-m", "drivetrain.train.worker", str(run_dir.path)),
+        folder=run_dir.path,
+        nproc_per_node=resolved.nproc_per_node,
+        min_nodes=launch.min_nodes,
+        max_nodes=launch.max_nodes,
+        node_rank=launch.node_rank,
+        master_addr=launch.master_addr,
+        master_port=launch.master_port,
+        rdzv_endpoint=launch.rdzv_endpoint,
+        rdzv_id=launch.rdzv_id,
+        local_addr=launch.local_addr,
+        max_restarts=launch.max_restarts,
+    )
+
+
+def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_dir: RunDir) -> None:
+    """Everything that can be refused before anything is created, without torch."""
+    from drivetrain.cli.run_folder import check_folder
+    from drivetrain.launch.check import check
+
+    check(request)
+    plan_batches(
+        global_batch=config.global_batch,
+        num_data_ranks=request.max_nodes * resolved.nproc_per_node,
+        micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
+    )
+    if config.data.kind == "image_folder" and config.data.path is not None:
+        from drivetrain.data.image_folder import scan
+
+        scan(Path(config.data.path))
+    # On a shared file system machine 0 may have begun to write before another one looks.
+    is_first = request.is_single_node or request.node_rank == 0
+    check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")
+
+
+def _describe(request: LaunchRequest) -> str:
+    """The command of each rank, after a comment that says how many of them would run and how they meet."""
+    ranks = f"{request.nproc_per_node} processes on this machine"
+    nodes = (
+        f"{request.min_nodes}:{request.max_nodes}"
+        if request.min_nodes != request.max_nodes
+        else request.max_nodes
+    )
+    where = request.rdzv_endpoint or request.master_addr
+    meeting = "" if where is None else f", meeting at {where}"
+    return f"# {ranks}, {nodes} machines{meeting}; each process runs\n{shlex.join(request.command)}"
+
+
+def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
+    """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
+    from drivetrain.launch.torchrun import describe_failure, launch
+    from drivetrain.report.progress import ProgressDisplay
+    from drivetrain.report.summary import summarise
+
+    with ProgressDisplay(run_dir) as display:
+        outcome = launch(request, screen=display.line)
+    print(summarise(run_dir, outcome))
+    if outcome.exit_code != 0:
+        sys.stdout.flush()
+        print(describe_failure(outcome), file=sys.stderr)
+    return outcome.exit_code
