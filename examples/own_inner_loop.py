@@ -1,6 +1,6 @@
 """The same run as own_loop.py with the inner loop written out: micro-batches, backward, clipping, update.
 
-    drivetrain launch --nproc-per-node 2 -- examples/own_inner_loop.py
+drivetrain launch --nproc-per-node 2 -- examples/own_inner_loop.py
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from drivetrain._version import __version__
 if TYPE_CHECKING:
     from drivetrain.data.batch import MicroBatch
     from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
-    from drivetrain.train.objective import Objective, cross_entropy
+    from drivetrain.engine.objective import Objective, cross_entropy
     from drivetrain.train.run import Run
     from drivetrain.train.task import Task
     from drivetrain.train.trainer import Trainer
@@ -24,11 +24,11 @@ _WHERE = {
     "InputError": "drivetrain.spec.errors",
     "MicroBatch": "drivetrain.data.batch",
     "NonFiniteLossError": "drivetrain.spec.errors",
-    "Objective": "drivetrain.train.objective",
+    "Objective": "drivetrain.engine.objective",
     "Run": "drivetrain.train.run",
     "Task": "drivetrain.train.task",
     "Trainer": "drivetrain.train.trainer",
-    "cross_entropy": "drivetrain.train.objective",
+    "cross_entropy": "drivetrain.engine.objective",
 }
 
 __all__ = [

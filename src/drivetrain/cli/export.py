@@ -9,9 +9,7 @@ from typing import Literal
 import click
 
 
-@click.command(
-    name="export", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")}
-)
+@click.command(name="export", context_settings={"token_normalize_func": lambda name: name.replace("_", "-")})
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File; default RUN/model.safetensors.")
 @click.option(
@@ -22,7 +20,9 @@ import click
     help="Moving average or plain weights; auto takes the average where there is one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def command(source: Path, output: Path | None, weights: Literal["auto", "model", "ema"], as_json: bool) -> None:
+def command(
+    source: Path, output: Path | None, weights: Literal["auto", "model", "ema"], as_json: bool
+) -> None:
     """Write the weights of SOURCE, a run directory or one of its checkpoints, to a safetensors file."""
     from drivetrain.train.export import export
 

@@ -31,9 +31,8 @@ def averaged_buffers(module: nn.Module, world: World) -> Iterator[None]:
         flat = torch.cat([buffer.detach().float().flatten() for buffer in buffers.values()])
         dist.all_reduce(flat)
         flat /= world.size
-        for buffer, mean in zip(
-            buffers.values(), flat.split([b.numel() for b in buffers.values()]), strict=True
-        ):
+        sizes = [buffer.numel() for buffer in buffers.values()]
+        for buffer, mean in zip(buffers.values(), torch.split(flat, sizes), strict=True):
             buffer.copy_(mean.view_as(buffer))
     try:
         yield

@@ -7,6 +7,7 @@ to pinned memory without a sync and sent one step later, when the copy has long 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,10 +69,17 @@ class ClusterWord:
     data_wait_s: tuple[float, ...]
     save: bool
 
-    @property
-    def nonfinite_ranks(self) -> tuple[int, ...]:
-        """The ranks whose loss was NaN or infinite."""
-        return tuple(r for r, value in enumerate(self.loss_sums) if not _is_finite(value))
+    def nonfinite(self, *, has_scaler: bool) -> tuple[str, tuple[int, ...], float] | None:
+        """What was NaN or infinite in this step, on which ranks, and its value; None if nothing was.
+
+        With a loss scaler an infinite gradient is ordinary: that step is skipped and the scale lowered.
+        """
+        ranks = tuple(r for r, value in enumerate(self.loss_sums) if not math.isfinite(value))
+        if ranks:
+            return "the loss", ranks, self.loss_sums[ranks[0]]
+        if self.grad_norm is not None and not has_scaler and not math.isfinite(self.grad_norm):
+            return "the gradient's norm", tuple(range(len(self.loss_sums))), self.grad_norm
+        return None
 
 
 @dataclass(kw_only=True)
@@ -90,9 +98,7 @@ class ControlChannel:
     def __init__(self, world: World, timeout_s: float) -> None:
         self._world = world
         self._is_cuda = world.device.type == "cuda"
-        self._group = None
-        if world.size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._group = _own_group(world, timeout_s)
         self._pending: deque[_Pending] = deque()
         self._received: dict[int, ClusterWord] = {}
         self._due: deque[ClusterWord] = deque()
@@ -143,7 +149,9 @@ class ControlChannel:
             if pending.step <= step:
                 self._receive(pending)
         if step not in self._received:
-            raise RuntimeError(f"the word of step {step} is not kept: read a step's loss within {_KEPT} steps")
+            raise RuntimeError(
+                f"the word of step {step} is not kept: read a step's loss within {_KEPT} steps"
+            )
         return self._received[step]
 
     def _receive_oldest(self) -> None:
@@ -175,6 +183,15 @@ class ControlChannel:
         )
 
 
+def _own_group(world: World, timeout_s: float) -> dist.ProcessGroup | None:
+    """A gloo group of all ranks that nothing else waits in; None alone. Called by all ranks."""
+    if world.size == 1:
+        return None
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
 def _decode(pending: _Pending) -> ClusterWord:
     assert pending.gathered is not None
     table = pending.gathered.tolist()
@@ -194,17 +211,11 @@ def _decode(pending: _Pending) -> ClusterWord:
     )
 
 
-def _is_finite(value: float) -> bool:
-    return value - value == 0
-
-
 class WeightTotals:
     """Sums the weights of a step over ranks, overlapped with its forward. Constructed by all ranks."""
 
     def __init__(self, world: World, timeout_s: float) -> None:
-        self._group = None
-        if world.size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._group = _own_group(world, timeout_s)
 
     def start(self, local: float) -> PendingTotal:
         """Called by all ranks, once a step."""

@@ -33,7 +33,9 @@ class OptimizerSpec:
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         groups = self.parameter_groups(model)
         if not groups:
-            raise InputError("the optimizer", "the model has no parameter that requires a gradient", "unfreeze")
+            raise InputError(
+                "the optimizer", "the model has no parameter that requires a gradient", "unfreeze"
+            )
         # One kernel for all parameters, on CUDA and on the CPU alike.
         fused = all(p.device.type in ("cuda", "cpu") for group in groups for p in group["params"])
         if self.name == "sgd":

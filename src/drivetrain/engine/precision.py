@@ -45,7 +45,9 @@ def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
     else:
         chosen, reason = name, "asked for"
     if chosen == "tf32" and device.type != "cuda":
-        raise InputError("precision tf32", f"it is a mode of NVIDIA GPUs; this rank is on {device.type}", "fp32")
+        raise InputError(
+            "precision tf32", f"it is a mode of NVIDIA GPUs; this rank is on {device.type}", "fp32"
+        )
     if chosen in ("bf16", "tf32") and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:

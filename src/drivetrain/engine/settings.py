@@ -27,6 +27,7 @@ class RunSettings:
     """Settings of one training run. What is "auto" or None is chosen by what is found, and the choice said.
 
     Attributes:
+        name: what the run is called where it is shown.
         strategy: "auto" is `single` on one rank and `ddp` on several.
         global_batch: samples an optimizer step sees, over all ranks; fixed by the user, never by the ranks.
         micro_batch: the most samples a rank runs at once; None runs its whole share.
@@ -36,9 +37,11 @@ class RunSettings:
         static_graph: whether every step uses the same parameters in the same order (DDP's promise).
         output: the run directory; None writes nothing.
         resume: "auto" (the run directory's last complete checkpoint, if any), "none", or a path.
+        log_every_steps: steps between two rows of metrics.
         timeout_s: how long a collective may take.
     """
 
+    name: str = "run"
     strategy: str = "auto"
     global_batch: int = 256
     micro_batch: int | None = None
@@ -59,6 +62,7 @@ class RunSettings:
     prefetch: int | Literal["auto"] = "auto"
     pin_memory: bool | Literal["auto"] = "auto"
     on_bad_sample: Literal["fail", "skip"] = "fail"
+    log_every_steps: int = 10
     timeout_s: float = 600.0
 
     def changed(self, **options: Any) -> RunSettings:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +14,16 @@ from torch import Tensor
 from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.engine.control import ControlChannel, LocalWord, WeightTotals
 from drivetrain.engine.objective import Objective, call_model
-from drivetrain.engine.precision import Precision
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.strategies.base import Strategy
 from drivetrain.engine.world import World
 from drivetrain.spec.parts import StepPart
-from drivetrain.telemetry.ranks.step_clock import StepClock
+
+
+class PartMarker(Protocol):
+    """What cuts a step into parts."""
+
+    def mark(self, part: StepPart) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +34,19 @@ class StepContext:
         to_device: moves a micro-batch to this rank's device.
         data_wait_s: reads how long the host waited for the batch now being stepped.
         save_due: whether this rank's clock says that a checkpoint is due.
+        when_applied: told of each finished step.
     """
 
     world: World
     strategy: Strategy
-    precision: Precision
-    clock: StepClock
+    clock: PartMarker
     control: ControlChannel
     totals: WeightTotals
     seed: int
     to_device: Callable[[MicroBatch], MicroBatch]
     data_wait_s: Callable[[], float]
     save_due: Callable[[], bool]
+    when_applied: Callable[[StepBatch, StepOutput], None]
 
 
 class StepOutput:
@@ -170,6 +176,7 @@ class StepScope:
         context.clock.mark(StepPart.OPTIMIZER)
         context.control.post(self._batch.index, self._loss_sum, self._grad_norm, self._local_word())
         self.output = StepOutput(self._batch.index, context.control, self._lr)
+        context.when_applied(self._batch, self.output)
         return self.output
 
     def _total_weight(self) -> float:

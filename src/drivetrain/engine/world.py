@@ -85,6 +85,7 @@ def open_world(env: RankEnv, *, device: str, timeout_s: float) -> World:
             device_id=chosen if chosen.type == "cuda" else None,
         )
     control = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(control, dist.ProcessGroup)
     return World(env=env, device=chosen, control=control, owns_group=owns_group)
 
 

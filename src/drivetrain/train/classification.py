@@ -104,7 +104,9 @@ def _open(config: RunConfig) -> _Source:
     opener = {"digits": _digits, "image_folder": _image_folder, "synthetic": _synthetic}.get(config.data.kind)
     if opener is None:
         raise InputError(
-            f"data.kind {config.data.kind}", "only a task of your own brings its data", "--task my_task.py:build"
+            f"data.kind {config.data.kind}",
+            "only a task of your own brings its data",
+            "--task my_task.py:build",
         )
     return opener(config)
 
@@ -153,7 +155,10 @@ def _synthetic(config: RunConfig) -> _Source:
 
     data = config.data
     train = SyntheticImages(
-        num_samples=data.num_samples, num_classes=data.num_classes, image_size=data.image_size, seed=config.seed
+        num_samples=data.num_samples,
+        num_classes=data.num_classes,
+        image_size=data.image_size,
+        seed=config.seed,
     )
     return _Source(
         train=train,

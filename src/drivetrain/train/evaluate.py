@@ -16,6 +16,8 @@ from drivetrain.engine.objective import Objective, call_model
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
 
+UpdateMetric = Callable[[Any, Any, MicroBatch], None]
+
 
 def evaluate(
     state: TrainState,
@@ -24,7 +26,7 @@ def evaluate(
     objective: Objective,
     metrics: Mapping[str, Any],
     *,
-    update: Callable[[Any, Any, MicroBatch], None],
+    update: UpdateMetric,
 ) -> dict[str, float]:
     """Metrics of the bare model over this rank's `batches` and everybody else's.
 

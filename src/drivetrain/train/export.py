@@ -23,7 +23,9 @@ class Exported:
     is_average: bool
 
 
-def export(source: Path, target: Path | None, *, weights: Literal["auto", "model", "ema"] = "auto") -> Exported:
+def export(
+    source: Path, target: Path | None, *, weights: Literal["auto", "model", "ema"] = "auto"
+) -> Exported:
     """Writes the weights of a checkpoint, or of a run's latest, as one safetensors file.
 
     The names carry no `module.` or `_orig_mod.`; the file's metadata says run, step and world size.
@@ -43,10 +45,14 @@ def export(source: Path, target: Path | None, *, weights: Literal["auto", "model
     facts = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     has_average = facts["ema_updates"] is not None
     if weights == "ema" and not has_average:
-        raise InputError(f"export --weights ema of {checkpoint}", "it has no moving average", "--weights model")
+        raise InputError(
+            f"export --weights ema of {checkpoint}", "it has no moving average", "--weights model"
+        )
     is_average = has_average and weights != "model"
     # Tied weights are stored twice: safetensors refuses tensors that share memory, and loads either name.
-    tensors = {name: t.contiguous().clone() for name, t in read_model(checkpoint, averaged=is_average).items()}
+    tensors = {
+        name: t.contiguous().clone() for name, t in read_model(checkpoint, averaged=is_average).items()
+    }
     path = target or run_dir.path / "model.safetensors"
     metadata = {
         "format": "pt",
@@ -61,7 +67,9 @@ def export(source: Path, target: Path | None, *, weights: Literal["auto", "model
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise InputError(f"export to {path}", str(error), "name a file that can be written: -o FILE") from error
+        raise InputError(
+            f"export to {path}", str(error), "name a file that can be written: -o FILE"
+        ) from error
     return Exported(
         path=path,
         step=facts["step"],
@@ -80,5 +88,3 @@ def _find(source: Path) -> tuple[Path, RunDir]:
         what = "it has no complete checkpoint" if resolved.is_dir() else "there is no such folder"
         raise InputError(f"export {source}", what, "name a run directory, or a checkpoints/step-… folder")
     return run_dir.latest.resolve(), run_dir
-
-

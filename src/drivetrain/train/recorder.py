@@ -88,9 +88,7 @@ class Recorder:
         if self._sinks is not None:
             self._sinks.scalars(step, values)
 
-    def step(
-        self, facts: StepFacts, timings: Sequence[StepTiming], words: Sequence[ClusterWord]
-    ) -> None:
+    def step(self, facts: StepFacts, timings: Sequence[StepTiming], words: Sequence[ClusterWord]) -> None:
         """Takes in a step just done, and whatever timings and words have come meanwhile."""
         self._facts[facts.index] = facts
         self.late(timings, words)
@@ -160,4 +158,3 @@ def _metrics(facts: StepFacts, word: ClusterWord) -> dict[str, float]:
         "train/grad_norm": word.grad_norm,
     }
     return {name: float(value) for name, value in values.items() if value is not None}
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -13,8 +13,6 @@ import torch
 
 from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.data.evaluation import EvalLoader
-from drivetrain.data.fingerprint import explain_change, fingerprint
-from drivetrain.data.stream import Stream
 from drivetrain.data.workers import LoaderPlan, plan_loader
 from drivetrain.engine.checkpoint.load import Loaded, find_checkpoint, load_checkpoint
 from drivetrain.engine.checkpoint.save import Saved, save_checkpoint
@@ -33,12 +31,14 @@ from drivetrain.spec.errors import InputError, NonFiniteLossError
 from drivetrain.spec.parts import StepPart
 from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RunDir
-from drivetrain.telemetry.events import CheckpointEvent, RunStarted
-from drivetrain.telemetry.ranks.step_clock import StepClock
-from drivetrain.train.evaluate import evaluate, update_with_targets
+from drivetrain.telemetry.events import CheckpointEvent, EvalEvent, RunStarted
+from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
 from drivetrain.train.recorder import Recorder, StepFacts
+from drivetrain.train.run_clock import RunClock
+from drivetrain.train.stream import RunStream, StreamPlace, StreamSource
 
 RUN_DIR_VARIABLE = "DRIVETRAIN_RUN_DIR"
+LoaderCost = Literal["memory", "decode"]
 
 
 def _constant(step: int) -> float:  # noqa: ARG001 - the factor of every step
@@ -52,21 +52,24 @@ class Run:
         state = run.setup(build_model, build_optimizer, schedule)
         for step in run.stream(dataset, steps=1000):
             out = run.train_step(state, step, objective)
+            run.checkpoint_if_due(state, step)
+        run.end(state)
 
-    Every method that is not a plain reader is called by all ranks, in the same order. Settings are those of
-    `RunSettings`, given as one object, by name, or both.
+    Every method is called by all ranks, in the same order. As a context manager it ends itself. Settings are
+    those of `RunSettings`, given as one object, by name, or both.
 
     Raises:
         InputError: settings that cannot run here; all reasons at once, before anything starts.
     """
 
-    def __init__(self, settings: RunSettings | None = None, /, *, log_every_steps: int = 10, **options: Any) -> None:
+    def __init__(self, settings: RunSettings | None = None, /, **options: Any) -> None:
         settings = (settings or RunSettings()).changed(**options)
         if settings.output is None and os.environ.get(RUN_DIR_VARIABLE):
             settings = settings.changed(output=Path(os.environ[RUN_DIR_VARIABLE]))
         self.settings = settings
-        _set_determinism(settings)
-        self.world = open_world(read_rank_env(os.environ), device=settings.device, timeout_s=settings.timeout_s)
+        _set_determinism(deterministic=settings.deterministic)
+        env = read_rank_env(os.environ)
+        self.world = open_world(env, device=settings.device, timeout_s=settings.timeout_s)
         self.strategy = load_strategy(settings.strategy, world_size=self.world.size)
         refusals = self.strategy.refusals(settings, self.world)
         if refusals:
@@ -75,27 +78,32 @@ class Run:
         apply_matmul_mode(self.precision)
         self.data_rank, num_data_ranks = self.strategy.data_place(self.world)
         self.plan = plan_batches(
-            global_batch=settings.global_batch, num_data_ranks=num_data_ranks, micro_batch=settings.micro_batch
+            global_batch=settings.global_batch,
+            num_data_ranks=num_data_ranks,
+            micro_batch=settings.micro_batch,
         )
         self.run_dir = RunDir(Path(settings.output)) if settings.output is not None else None
-        self.recorder = Recorder(self.run_dir, self.world, log_every_steps=log_every_steps)
-        self.resumed: Loaded | None = None
+        self.recorder = Recorder(self.run_dir, self.world, log_every_steps=settings.log_every_steps)
         self.notes: list[str] = [f"precision {self.precision.name}: {self.precision.reason}"]
-        self._clock = StepClock(self.world.device)
+        self._clock = RunClock(self.world.device)
         self._control = ControlChannel(self.world, settings.timeout_s)
         self._totals = WeightTotals(self.world, settings.timeout_s)
+        self._resumed: Loaded | None = None
         self._stream: RunStream | None = None
+        self._num_steps = 0
         self._saved_at = time.monotonic()
         self._saved_step = -1
         self._save_asked = False
         self._is_warm = False
-        self._paused = True
-        self._ended = False
+        self._has_ended = False
 
     # -- set-up -------------------------------------------------------------------------------------------
 
     def setup(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, schedule: LearningRateFactor = _constant
+        self,
+        build_model: BuildModel,
+        build_optimizer: BuildOptimizer,
+        schedule: LearningRateFactor = _constant,
     ) -> TrainState:
         """Builds model and optimizer, and resumes them where `settings.resume` says.
 
@@ -107,33 +115,32 @@ class Run:
         Raises:
             InputError, CheckpointError: see `engine.checkpoint.load`.
         """
-        build = Build(
-            model=build_model,
-            optimizer=build_optimizer,
-            schedule=schedule,
-            settings=self.settings,
-            precision=self.precision,
-            world=self.world,
+        state = self.strategy.setup(
+            Build(
+                model=build_model,
+                optimizer=build_optimizer,
+                schedule=schedule,
+                settings=self.settings,
+                precision=self.precision,
+                world=self.world,
+            )
         )
-        state = self.strategy.setup(build)
         path, notes = find_checkpoint(self.settings.resume, self.run_dir, self.world)
         self.notes += notes
         if path is not None:
-            self.resumed = load_checkpoint(state, self.world, path)
-            self.notes += [f"resumed from {path} at step {state.step}", *self.resumed.notes]
-            self._check_resumed_batch(path)
-            self._saved_step = state.step
+            self._resumed = load_checkpoint(state, self.world, path)
+            self.notes += [f"resumed from {path} at step {state.step}", *self._resumed.notes]
+            was, now = self._resumed.facts.get("global_batch"), self.settings.global_batch
+            if was is not None and was != now:
+                raise InputError(
+                    f"global batch {now}",
+                    f"{path} was trained with {was}; the samples would not go on where they stopped",
+                    f"--global-batch {was}",
+                )
+            is_own = self.run_dir is not None and path.parent.resolve() == self.run_dir.checkpoints.resolve()
+            self._saved_step = state.step if is_own else -1
+        self._num_steps = state.step
         return state
-
-    def _check_resumed_batch(self, path: Path) -> None:
-        assert self.resumed is not None
-        was, now = self.resumed.facts.get("global_batch"), self.settings.global_batch
-        if was is not None and was != now:
-            raise InputError(
-                f"global batch {now}",
-                f"{path} was trained with {was}; the stream of samples would not go on where it stopped",
-                f"--global-batch {was}",
-            )
 
     def stream(
         self,
@@ -143,30 +150,44 @@ class Run:
         draw: Callable[..., Any] | None = None,
         render: Callable[..., Any] | None = None,
         shuffle: bool = True,
-        loader_cost: Literal["memory", "decode"] = "decode",
+        loader_cost: LoaderCost = "decode",
+        sample_unit: str = "samples",
     ) -> RunStream:
         """The batches of `dataset` from where the state stands, for this rank; call it after `setup`.
 
         Args:
             dataset: any map-style data set.
             steps: where to end, counted from the run's first step; None never ends.
-            draw, render: augmentation, see `drivetrain.Task`.
+            draw, render, loader_cost, sample_unit: see `drivetrain.Task`.
         """
         if len(dataset) == 0:
             raise InputError(f"training on {type(dataset).__name__}", "it has no samples", "check the data")
-        loader = self._plan_loader(loader_cost)
+        facts = self._resumed.facts if self._resumed is not None else {}
         self._stream = RunStream(
-            self,
-            dataset,
-            loader=loader,
-            steps=steps,
-            draw=draw,
-            render=render,
-            shuffle=shuffle,
+            StreamSource(
+                dataset=dataset,
+                steps=steps,
+                draw=draw,
+                render=render,
+                shuffle=shuffle,
+                loader=self._plan_loader(loader_cost),
+                sample_unit=sample_unit,
+            ),
+            StreamPlace(
+                plan=self.plan,
+                data_rank=self.data_rank,
+                device=self.world.device,
+                start_step=facts.get("step", 0),
+                start_position=facts.get("position", 0),
+                resumed_data=(facts["data"], facts["num_samples"]) if facts.get("data") else None,
+            ),
+            self.settings,
+            self._clock,
+            self._announce,
         )
         return self._stream
 
-    def _plan_loader(self, cost: Literal["memory", "decode"]) -> LoaderPlan:
+    def _plan_loader(self, cost: LoaderCost) -> LoaderPlan:
         return plan_loader(
             workers=self.settings.workers,
             prefetch=self.settings.prefetch,
@@ -177,6 +198,34 @@ class Run:
             device_type=self.world.device.type,
         )
 
+    def _announce(self, stream: RunStream) -> None:
+        """Says what is trained, where and how, when the first batch is asked for."""
+        devices = self.world.gather(_device_name(self.world.device))
+        if stream.change is not None:
+            self.notes.append(stream.change)
+        if self.world.rank != 0:
+            return
+        self.recorder.write(
+            RunStarted(
+                name=self.settings.name,
+                strategy=self.strategy.name,
+                devices=tuple(devices),
+                precision=self.precision.name,
+                total_steps=stream.source.steps or 0,
+                num_samples=stream.num_samples,
+                global_batch=self.settings.global_batch,
+                accumulation=self.plan.accumulation,
+                micro_batch=self.plan.micro_batch,
+                world_size=self.world.size,
+                shares=tuple(len(self.plan.share(r)) for r in range(self.plan.num_data_ranks)),
+                batch=self.plan.describe(),
+                loader=stream.source.loader.reason,
+                notes=tuple(self.notes),
+                start_step=stream.next_step,
+                sample_unit=stream.source.sample_unit,
+            )
+        )
+
     # -- the loop -----------------------------------------------------------------------------------------
 
     def train_step(self, state: TrainState, step: StepBatch, objective: Objective) -> StepOutput:
@@ -185,26 +234,18 @@ class Run:
         Raises:
             NonFiniteLossError: a loss was NaN or infinite some steps ago, on some rank; raised by all.
         """
-        self._warm_up(state, step, objective)
-        scope = StepScope(
-            self._context(),
-            state,
-            step,
-            weight_of=objective.weight_of,
-            static_total=self._static_total(own_weight=objective.weight is not None),
-        )
+        self._warm_up(state, step, lambda micro: forward_loss(state, objective, micro))
+        scope = self._scope(state, step, objective.weight_of, has_own_weight=objective.weight is not None)
         with scope:
             self.strategy.run_micro_batches(state, scope, objective)
             if self.settings.clip_norm is not None:
                 scope.clip(self.settings.clip_norm)
-            output = scope.apply()
-        self._after_step(step, output)
-        return output
+            return scope.apply()
 
     def step(
         self, state: TrainState, step: StepBatch, weight: Callable[[MicroBatch], float] | None = None
-    ) -> OwnStep:
-        """One step whose inner loop is the caller's: see `StepScope`.
+    ) -> StepScope:
+        """One step whose inner loop is the caller's:
 
             with run.step(state, step) as s:
                 for micro in s.micro_batches():
@@ -215,66 +256,69 @@ class Run:
         Args:
             weight: the weight of a micro-batch's loss sum, known before its forward; None counts samples.
         """
-        scope = OwnStep(
-            self._context(),
-            state,
-            step,
-            weight_of=weight or (lambda micro: micro.num_valid),
-            static_total=self._static_total(own_weight=weight is not None),
-        )
-        scope.when_applied = lambda output: self._after_step(step, output)
-        return scope
+        weight_of = weight or (lambda micro: micro.num_valid)
+        return self._scope(state, step, weight_of, has_own_weight=weight is not None)
 
-    def _context(self) -> StepContext:
+    def _scope(
+        self,
+        state: TrainState,
+        step: StepBatch,
+        weight_of: Callable[[MicroBatch], float],
+        *,
+        has_own_weight: bool,
+    ) -> StepScope:
         stream = self._stream
         if stream is None:
             raise RuntimeError("a step without run.stream(): the batches must come from it")
-        return StepContext(
-            world=self.world,
-            strategy=self.strategy,
-            precision=self.precision,
-            clock=self._clock,
-            control=self._control,
-            totals=self._totals,
-            seed=self.settings.seed,
-            to_device=stream.to_device,
-            data_wait_s=lambda: stream.last_wait_s,
-            save_due=self._is_save_due_by_clock,
+        # Where every sample weighs 1 and none can be skipped, the total is known without asking the others.
+        is_static = self.settings.on_bad_sample == "fail" and not has_own_weight
+        return StepScope(
+            StepContext(
+                world=self.world,
+                strategy=self.strategy,
+                clock=self._clock,
+                control=self._control,
+                totals=self._totals,
+                seed=self.settings.seed,
+                to_device=stream.to_device,
+                data_wait_s=lambda: stream.last_wait_s,
+                save_due=self._is_save_due_by_clock,
+                when_applied=self._after_step,
+            ),
+            state,
+            step,
+            weight_of=weight_of,
+            static_total=float(self.settings.global_batch) if is_static else None,
         )
 
-    def _static_total(self, *, own_weight: bool) -> float | None:
-        is_static = self.settings.on_bad_sample == "fail" and not own_weight
-        return float(self.settings.global_batch) if is_static else None
-
-    def _warm_up(self, state: TrainState, step: StepBatch, objective: Objective) -> None:
+    def _warm_up(
+        self, state: TrainState, step: StepBatch, loss_of: Callable[[MicroBatch], torch.Tensor]
+    ) -> None:
         """Once a start: lets the strategy settle, leaving weights, buffers and generators as they were."""
-        if self._is_warm:
+        if self._is_warm or self._stream is None:
             return
         self._is_warm = True
-        micro = self._stream.to_device(step.micro_batches[0]) if self._stream else step.micro_batches[0]
+        micro = self._stream.to_device(step.micro_batches[0])
         buffers = {name: b.detach().clone() for name, b in state.module.named_buffers()}
-
-        def forward_backward() -> None:
-            forward_loss(state, objective, micro).backward()  # type: ignore[no-untyped-call]
-
         devices = [self.world.device] if self.world.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            notes = self.strategy.warm_up(state, forward_backward)
+            notes = self.strategy.warm_up(state, lambda: torch.autograd.backward(loss_of(micro)))
         with torch.no_grad():
             for name, buffer in state.module.named_buffers():
                 buffer.copy_(buffers[name])
         for note in notes:
             self.recorder.message(note, "warning")
-        self._clock.start_step(step.index, after_pause=True)
+        self._clock.restart_step(step.index)
 
     def _after_step(self, step: StepBatch, output: StepOutput) -> None:
+        self._num_steps = step.index + 1
         skipped = [sample for micro in step.micro_batches for sample in micro.skipped]
         for sample in skipped:
             self.recorder.skipped(sample.source, sample.reason, step.index + 1)
         facts = StepFacts(
             index=step.index,
-            position=step.position + self.settings.global_batch,
-            num_samples=sum(micro.size for micro in step.micro_batches),
+            position=step.position + step.num_samples,
+            num_samples=len(self.plan.share(self.data_rank)),
             num_skipped=len(skipped),
             lr=output.lr,
         )
@@ -282,14 +326,29 @@ class Run:
         self.recorder.step(facts, self._clock.pop_finished(), words)
         self._act(words)
 
-    def _act(self, words: Any) -> None:
+    def _act(self, words: Sequence[ClusterWord]) -> None:
         """What all ranks decide from the same words at the same step."""
         for word in words:
             self._save_asked = self._save_asked or word.save
-            _check_finite(word, self.run_dir, has_scaler=self.precision.uses_scaler)
+            problem = word.nonfinite(has_scaler=self.precision.uses_scaler)
+            if problem is not None:
+                what, ranks, value = problem
+                raise NonFiniteLossError(
+                    step=word.step + 1, ranks=ranks, what=what, value=value, do=self._after_nonfinite()
+                )
+
+    def _after_nonfinite(self) -> str:
+        do = "lower the learning rate, clip the gradient (optim.clip_norm), or use --precision bf16 or fp32"
+        if self.run_dir is not None and self.run_dir.latest.exists():
+            do += f"; the last good checkpoint is {self.run_dir.latest.resolve()}"
+        return do
 
     def settle(self) -> None:
-        """Waits until every step so far is known to be good on all ranks."""
+        """Waits until every step so far is known to be good on all ranks.
+
+        Raises:
+            NonFiniteLossError: one was not.
+        """
         words = self._control.drain()
         self.recorder.late(self._clock.pop_finished(), words)
         self._act(words)
@@ -312,13 +371,13 @@ class Run:
         self._save_asked = False
         if self.run_dir is None or state.step == self._saved_step:
             return None
-        self._mark(StepPart.HOST)
+        self._clock.mark(StepPart.HOST)
         self.settle()
         saved = save_checkpoint(
             state, self.world, self.run_dir, facts=self._facts(), keep=self.settings.checkpoint.keep
         )
         self._saved_at, self._saved_step = time.monotonic(), state.step
-        self._mark(StepPart.CHECKPOINT)
+        self._clock.mark(StepPart.CHECKPOINT)
         if self.world.rank == 0:
             self.recorder.write(
                 CheckpointEvent(
@@ -339,7 +398,10 @@ class Run:
 
     def _is_save_due_by_clock(self) -> bool:
         minutes = self.settings.checkpoint.every_minutes
-        return minutes is not None and self.world.rank == 0 and time.monotonic() - self._saved_at >= 60 * minutes
+        # One clock decides, or ranks would ask at different steps.
+        return (
+            minutes is not None and self.world.rank == 0 and time.monotonic() - self._saved_at >= 60 * minutes
+        )
 
     # -- evaluation and the end ---------------------------------------------------------------------------
 
@@ -352,16 +414,19 @@ class Run:
         *,
         batch: int | None = None,
         render: Callable[..., Any] | None = None,
-        update: Callable[[Any, Any, MicroBatch], None] = update_with_targets,
-        loader_cost: Literal["memory", "decode"] = "decode",
+        update: UpdateMetric = update_with_targets,
+        loader_cost: LoaderCost = "decode",
     ) -> dict[str, float]:
         """Evaluates over all ranks, each sample counted once, with the averaged weights where there are any.
 
         Args:
             metrics: torchmetrics metrics by name; `loss` is added.
             batch: samples a rank runs at once; None takes the micro-batch.
+            render: prepares a sample.
+            update: feeds one metric from the model's output and a micro-batch.
         """
-        self._pause()
+        self._clock.pause()
+        started = time.monotonic()
         loader = EvalLoader(
             dataset,
             batch=batch or self.plan.micro_batch,
@@ -371,56 +436,37 @@ class Run:
             loader=self._plan_loader(loader_cost),
             on_bad_sample=self.settings.on_bad_sample,
         )
-        return evaluate(state, self.world, loader, objective, metrics, update=update)
-
-    def started(self, *, name: str, total_steps: int, start_step: int, sample_unit: str) -> None:
-        """Announces the run: what is trained, where and how."""
-        devices = self.world.gather(_device_name(self.world.device))
-        stream = self._stream
-        assert stream is not None
-        if self.world.rank != 0:
-            return
-        self.recorder.write(
-            RunStarted(
-                name=name,
-                strategy=self.strategy.name,
-                devices=tuple(devices),
-                precision=self.precision.name,
-                total_steps=total_steps,
-                num_samples=stream.num_samples,
-                global_batch=self.settings.global_batch,
-                accumulation=self.plan.accumulation,
-                micro_batch=self.plan.micro_batch,
-                world_size=self.world.size,
-                shares=tuple(len(self.plan.share(r)) for r in range(self.plan.num_data_ranks)),
-                batch=self.plan.describe(),
-                loader=stream.loader.reason,
-                notes=tuple(self.notes),
-                start_step=start_step,
-                sample_unit=sample_unit,
+        results = evaluate(state, self.world, loader, objective, metrics, update=update)
+        if self.world.rank == 0:
+            num_samples = self._stream.num_samples if self._stream is not None else 0
+            self.recorder.write(
+                EvalEvent(
+                    step=state.step,
+                    epoch=state.position / num_samples if num_samples else 0.0,
+                    num_samples=len(dataset),
+                    metrics=results,
+                    seconds=time.monotonic() - started,
+                )
             )
-        )
+            self.recorder.scalars(state.step, {f"eval/{name}": value for name, value in results.items()})
+        return results
 
-    def end(self, state: TrainState) -> None:
+    def end(self) -> None:
         """Ends a good run: the last words are heard, events closed, the process group left."""
         self.settle()
-        self._pause()
+        self._clock.pause()
         self.recorder.late(self._clock.pop_finished(), ())
-        self.recorder.end("done", state.step)
-        self.close()
-
-    def fail(self, error: BaseException, step: int) -> None:
-        """Records how the run failed. Says nothing to other ranks: they may be gone."""
-        if not self._ended:
-            self._ended = True
-            self.recorder.end("failed", step, str(error) or type(error).__name__)
-
-    def close(self) -> None:
-        """Stops the loader's processes and leaves the process group."""
-        self._ended = True
+        self.recorder.end("done", self._num_steps)
+        self._has_ended = True
         if self._stream is not None:
             self._stream.close()
         self.world.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Records how the run failed. Says nothing to other ranks: they may be gone."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.recorder.end("failed", self._num_steps, str(error) or type(error).__name__)
 
     def __enter__(self) -> Run:
         return self
@@ -429,124 +475,17 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self.fail(error, -1)
-        elif not self._ended:
-            self.settle()
-            self.recorder.end("done", self._stream.next_step if self._stream else 0)
-            self.close()
-
-    # -- the clock ----------------------------------------------------------------------------------------
-
-    def _mark(self, part: StepPart) -> None:
-        if not self._paused:
-            self._clock.mark(part)
-
-    def _pause(self) -> None:
-        """Ends the open step, so that what follows counts to none."""
-        if not self._paused:
-            self._clock.end_step()
-            self._paused = True
-
-    def _begin_step(self, index: int) -> None:
-        if self._paused:
-            self._clock.start_step(index, after_pause=True)
-        else:
-            self._clock.end_step()
-            self._clock.start_step(index)
-        self._paused = False
+            self.fail(error)
+        elif not self._has_ended:
+            self.end()
 
 
-class OwnStep(StepScope):
-    """A step whose inner loop is the caller's; tells the run when it was applied."""
-
-    when_applied: Callable[[StepOutput], None]
-
-    def apply(self) -> StepOutput:
-        output = super().apply()
-        self.when_applied(output)
-        return output
-
-
-class RunStream:
-    """The batches of one rank, measured: iterate over it once."""
-
-    def __init__(
-        self,
-        run: Run,
-        dataset: Any,
-        *,
-        loader: LoaderPlan,
-        steps: int | None,
-        draw: Callable[..., Any] | None,
-        render: Callable[..., Any] | None,
-        shuffle: bool,
-    ) -> None:
-        self.loader = loader
-        self.num_samples = len(dataset)
-        self.fingerprint = fingerprint(dataset)
-        self.last_wait_s = 0.0
-        self._run = run
-        facts = run.resumed.facts if run.resumed is not None else {}
-        self.next_step = int(facts.get("step", 0))
-        if facts.get("data") not in (None, self.fingerprint):
-            run.notes.append(explain_change(facts, self.fingerprint, self.num_samples))
-        self._stream = Stream(
-            dataset,
-            plan=run.plan,
-            data_rank=run.data_rank,
-            seed=run.settings.seed,
-            start_position=int(facts.get("position", 0)),
-            stop_step=steps,
-            draw=draw,
-            render=render,
-            on_bad_sample=run.settings.on_bad_sample,
-            loader=loader,
-            device=run.world.device,
-            shuffle=shuffle,
-        )
-
-    def to_device(self, micro: MicroBatch) -> MicroBatch:
-        return self._stream.to_device(micro)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def __iter__(self) -> Iterator[StepBatch]:
-        batches = iter(self._stream)
-        while True:
-            self._run._begin_step(self.next_step)
-            started = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                return
-            self.last_wait_s = time.perf_counter() - started
-            self._run._mark(StepPart.DATA_WAIT)
-            self.next_step = batch.index + 1
-            yield batch
-
-
-def _check_finite(word: ClusterWord, run_dir: RunDir | None, *, has_scaler: bool) -> None:
-    do = "lower the learning rate, clip the gradient (optim.clip_norm), or use --precision bf16 or fp32"
-    if run_dir is not None:
-        do += f"; the last good checkpoint is {run_dir.latest}"
-    if word.nonfinite_ranks:
-        first = word.nonfinite_ranks[0]
-        raise NonFiniteLossError(
-            step=word.step + 1, ranks=word.nonfinite_ranks, what="the loss", value=word.loss_sums[first], do=do
-        )
-    # With a scaler an infinite gradient is ordinary: the step is skipped and the scale lowered.
-    if word.grad_norm is not None and not has_scaler and word.grad_norm - word.grad_norm != 0:
-        raise NonFiniteLossError(
-            step=word.step + 1, ranks=(0,), what="the gradient's norm", value=word.grad_norm, do=do
-        )
-
-
-def _set_determinism(settings: RunSettings) -> None:
-    if settings.deterministic:
+def _set_determinism(*, deterministic: bool) -> None:
+    if deterministic:
         # cuBLAS reads this when its first handle is made; torch refuses to be deterministic without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = not settings.deterministic
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.benchmark = not deterministic
 
 
 def _device_name(device: torch.device) -> str:

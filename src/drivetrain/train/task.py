@@ -15,11 +15,10 @@ from typing import Any, Literal
 from torch import nn
 
 from drivetrain.config.schema import RunConfig
-from drivetrain.data.batch import MicroBatch
 from drivetrain.engine.objective import Objective
 from drivetrain.engine.state import BuildOptimizer
 from drivetrain.spec.errors import InputError
-from drivetrain.train.evaluate import update_with_targets
+from drivetrain.train.evaluate import UpdateMetric, update_with_targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Task:
     render: Callable[..., Any] | None = None
     eval_render: Callable[..., Any] | None = None
     build_metrics: Callable[[], Mapping[str, Any]] = dict
-    update_metric: Callable[[Any, Any, MicroBatch], None] = update_with_targets
+    update_metric: UpdateMetric = update_with_targets
     build_optimizer: BuildOptimizer | None = None
     loader_cost: Literal["memory", "decode"] = "decode"
     static_graph: bool = False
@@ -73,7 +72,9 @@ def load_task(where: str, config: RunConfig) -> Task:
     build = getattr(module, name, None)
     if not callable(build):
         functions = [n for n, item in vars(module).items() if inspect.isfunction(item)]
-        raise InputError(f"task {where}", f"{place} has no function {name!r}", f"it has: {', '.join(functions)}")
+        raise InputError(
+            f"task {where}", f"{place} has no function {name!r}", f"it has: {', '.join(functions)}"
+        )
     task = build(config) if inspect.signature(build).parameters else build()
     if not isinstance(task, Task):
         raise InputError(
@@ -104,6 +105,7 @@ def _import(name: str, where: str) -> ModuleType:
         if error.name is None or not name.startswith(error.name):
             raise
         raise InputError(
-            f"task {where}", f"there is no module {name}", "install it, or name a file: path/to/file.py:function"
+            f"task {where}",
+            f"there is no module {name}",
+            "install it, or name a file: path/to/file.py:function",
         ) from error
-

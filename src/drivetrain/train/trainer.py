@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.engine.optimizers import OptimizerSpec, Schedule
 from drivetrain.engine.settings import CheckpointPolicy, RunSettings
 from drivetrain.engine.state import TrainState
-from drivetrain.telemetry.events import EvalEvent
 from drivetrain.telemetry.sinks.table import SinkRequest, open_sinks
 from drivetrain.train.classification import classification_task
 from drivetrain.train.run import Run
 from drivetrain.train.task import Task, load_task
+
+# ResNet-50 on an H200: compiling takes about a minute and saves 17 ms of a 54 ms step of 256 images.
+_COMPILE_REPAYS_AFTER_STEPS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,16 @@ class Trainer:
         num_samples = len(self.task.train_data)
         self.steps_per_epoch = num_samples / config.global_batch
         self.total_steps = _total_steps(config, self.steps_per_epoch)
+        self.compiles = _compiles(config, self.total_steps)
         folder = output or (Path(config.output) if config.output else None)
         self.run = Run(
-            run_settings(config, folder, self.steps_per_epoch, static_graph=self.task.static_graph),
-            log_every_steps=config.log_every_steps,
+            run_settings(
+                config,
+                folder,
+                self.steps_per_epoch,
+                compiles=self.compiles,
+                static_graph=self.task.static_graph,
+            ),
         )
 
     def fit(self) -> FitResult:
@@ -55,9 +64,10 @@ class Trainer:
             InputError, BadSampleError, NonFiniteLossError, CheckpointError: see there.
         """
         run, config, task = self.run, self.config, self.task
-        state: TrainState | None = None
         try:
-            state = run.setup(task.build_model, task.build_optimizer or optimizer_of(config), self._schedule())
+            state = run.setup(
+                task.build_model, task.build_optimizer or optimizer_of(config), self._schedule()
+            )
             data = run.stream(
                 task.train_data,
                 steps=self.total_steps,
@@ -65,27 +75,21 @@ class Trainer:
                 render=task.render,
                 shuffle=config.data.shuffle,
                 loader_cost=task.loader_cost,
-            )
-            self._open_sinks(state)
-            run.started(
-                name=config.name,
-                total_steps=self.total_steps,
-                start_step=state.step,
                 sample_unit=task.sample_unit,
             )
+            self._open_sinks(state)
             metrics: dict[str, float] = {}
-            if state.step >= self.total_steps:
-                run.recorder.message(f"nothing left to do: step {state.step} of {self.total_steps} is done")
-                metrics = self._evaluate(state)
             for step in data:
                 run.train_step(state, step, task.objective)
                 run.checkpoint_if_due(state, step)
                 if self._is_evaluation_due(state.step):
                     metrics = self._evaluate(state)
+            if not metrics:
+                metrics = self._evaluate(state)
             run.save(state)
-            run.end(state)
+            run.end()
         except BaseException as error:
-            run.fail(error, state.step if state is not None else 0)
+            run.fail(error)
             raise
         return FitResult(steps=state.step, metrics=metrics)
 
@@ -107,7 +111,11 @@ class Trainer:
         run, telemetry = self.run, self.config.telemetry
         if run.world.rank != 0 or run.run_dir is None:
             return
-        names = [name for name, wanted in (("csv", telemetry.csv), ("tensorboard", telemetry.tensorboard)) if wanted]
+        names = [
+            name
+            for name, wanted in (("csv", telemetry.csv), ("tensorboard", telemetry.tensorboard))
+            if wanted
+        ]
         if telemetry.wandb != "off":
             names.append("wandb")
         request = SinkRequest(
@@ -117,7 +125,9 @@ class Trainer:
             wandb_mode=telemetry.wandb,
             wandb_project=telemetry.wandb_project,
         )
-        run.recorder.feed(open_sinks(names, request, on_warning=lambda text: run.recorder.message(text, "warning")))
+        run.recorder.feed(
+            open_sinks(names, request, on_warning=lambda text: run.recorder.message(text, "warning"))
+        )
 
     def _is_evaluation_due(self, step: int) -> bool:
         """After `step` steps: at the end, every so many steps, and at the first step past an epoch's end."""
@@ -137,8 +147,7 @@ class Trainer:
         task, run = self.task, self.run
         if task.eval_data is None:
             return {}
-        started = time.monotonic()
-        results = run.evaluate(
+        return run.evaluate(
             state,
             task.eval_data,
             task.eval_objective or task.objective,
@@ -148,32 +157,22 @@ class Trainer:
             update=task.update_metric,
             loader_cost=task.loader_cost,
         )
-        if run.world.rank == 0:
-            run.recorder.write(
-                EvalEvent(
-                    step=state.step,
-                    epoch=state.step / self.steps_per_epoch,
-                    num_samples=len(task.eval_data),
-                    metrics=results,
-                    seconds=time.monotonic() - started,
-                )
-            )
-            run.recorder.scalars(state.step, {f"eval/{name}": value for name, value in results.items()})
-        return results
 
 
 def run_settings(
-    config: RunConfig, output: Path | None, steps_per_epoch: float, *, static_graph: bool
+    config: RunConfig, output: Path | None, steps_per_epoch: float, *, compiles: bool, static_graph: bool
 ) -> RunSettings:
     """The run file in the library's terms."""
     return RunSettings(
+        name=config.name,
+        log_every_steps=config.log_every_steps,
         strategy=config.strategy,
         global_batch=config.global_batch,
         micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
         seed=config.seed,
         device=config.device,
         precision=config.precision,
-        compile=config.compile is True,
+        compile=compiles,
         channels_last=None if config.channels_last == "auto" else config.channels_last,
         sync_batchnorm=config.sync_batchnorm,
         static_graph=static_graph,
@@ -205,6 +204,12 @@ def _total_steps(config: RunConfig, steps_per_epoch: float) -> int:
     return min(limits)
 
 
+def _compiles(config: RunConfig, total_steps: int) -> bool:
+    if config.compile != "auto":
+        return config.compile
+    return config.device != "cpu" and torch.cuda.is_available() and total_steps >= _COMPILE_REPAYS_AFTER_STEPS
+
+
 def _checkpoint_policy(config: RunConfig, steps_per_epoch: float) -> CheckpointPolicy:
     every = config.checkpoint.every_steps
     if every is None and config.checkpoint.every_epochs is not None:
@@ -212,4 +217,3 @@ def _checkpoint_policy(config: RunConfig, steps_per_epoch: float) -> CheckpointP
     return CheckpointPolicy(
         every_steps=every, every_minutes=config.checkpoint.every_minutes, keep=config.checkpoint.keep
     )
-

@@ -8,33 +8,36 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.run_dir import RunDir
 
+if TYPE_CHECKING:
+    from drivetrain.config.schema import RunConfig
+
 # Errors that explain themselves; a traceback would only hide what they say.
 _EXPLAINED = (InputError, BadSampleError, CheckpointError, NonFiniteLossError)
 
 
-def run_worker(run_dir: Path) -> int:
-    """Trains as `run_dir`'s config.yaml says, as the rank that the environment names.
+def run_worker(config: RunConfig, run_dir: Path) -> int:
+    """Trains as `config` says into `run_dir`, as the rank that the environment names.
 
     Returns the exit code. What went wrong is on stderr, and in the file that the launcher named for it.
     """
     try:
-        from drivetrain.config.load import load_run_file
         from drivetrain.train.trainer import Trainer
 
-        Trainer(load_run_file(RunDir(run_dir).config), output=run_dir).fit()
+        Trainer(config, output=run_dir).fit()
     except _EXPLAINED as error:
         _report(error, "".join(traceback.format_exception(error)))
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 - this is the process's outermost frame
         text = "".join(traceback.format_exception(error))
         _report(error, text)
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(text)
         return ExitCode.FAILED
     return ExitCode.DONE
 
@@ -50,11 +53,14 @@ def _report(error: BaseException, text: str) -> None:
     try:
         Path(path).write_text(json.dumps(document), encoding="utf-8")
     except OSError as problem:
-        print(f"could not write {path}: {problem}", file=sys.stderr)
+        sys.stderr.write(f"could not write {path}: {problem}\n")
 
 
 def main() -> None:
-    code = run_worker(Path(sys.argv[1]))
+    from drivetrain.config.load import load
+
+    run_dir = Path(sys.argv[1])
+    code = run_worker(load(RunDir(run_dir).config), run_dir)
     sys.stdout.flush()
     sys.stderr.flush()
     if code != ExitCode.DONE:

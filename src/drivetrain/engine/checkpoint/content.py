@@ -32,8 +32,9 @@ def tensors_of(state: TrainState) -> dict[str, Tensor]:
     Names are those of the bare module, so that any strategy can read what another wrote. Called by all ranks;
     the tensors are the live ones, and loading copies into them.
     """
-    tensors = {f"model.{name}": t for name, t in get_model_state_dict(state.module).items()}
-    flat = get_optimizer_state_dict(state.module, state.optimizer, options=_FLAT)
+    model: dict[str, Any] = dict(get_model_state_dict(state.module))
+    tensors: dict[str, Tensor] = {f"model.{name}": t for name, t in model.items()}
+    flat = _flat_optimizer_state(state)
     tensors |= {f"optim.{name}": value for name, value in flat.items() if isinstance(value, Tensor)}
     if state.ema is not None:
         tensors |= {f"ema.{name}": value for name, value in state.ema.weights.items()}
@@ -49,13 +50,18 @@ def own_buffers_of(state: TrainState, world: World) -> dict[str, Tensor]:
     return {f"rank.{world.rank}.buffer.{name}": buffer.detach().clone() for name, buffer in own.items()}
 
 
+def _flat_optimizer_state(state: TrainState) -> dict[str, Any]:
+    """The optimizer's state as one level of names: `state.<parameter>.<slot>`, `param_groups.<…>.<option>`."""
+    return dict(get_optimizer_state_dict(state.module, state.optimizer, options=_FLAT))
+
+
 def scalars_of(state: TrainState) -> dict[str, Any]:
     """Everything of the state that is no tensor, as JSON values.
 
     Raises:
         CheckpointError: the optimizer holds something that JSON cannot.
     """
-    flat = get_optimizer_state_dict(state.module, state.optimizer, options=_FLAT)
+    flat = _flat_optimizer_state(state)
     options = {name: value for name, value in flat.items() if not isinstance(value, Tensor)}
     for name, value in options.items():
         try:
@@ -81,8 +87,7 @@ def restore(state: TrainState, tensors: dict[str, Any], scalars: dict[str, Any])
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     set_model_state_dict(state.module, model)
     flat = {name.removeprefix("optim."): t for name, t in tensors.items() if name.startswith("optim.")}
-    fresh = get_optimizer_state_dict(state.module, state.optimizer, options=_FLAT)
-    for name, value in fresh.items():
+    for name, value in _flat_optimizer_state(state).items():
         if not isinstance(value, Tensor):
             saved = scalars["optimizer_options"].get(name, value)
             flat[name] = tuple(saved) if isinstance(value, tuple) else saved

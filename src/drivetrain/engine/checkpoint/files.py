@@ -1,10 +1,10 @@
 """A checkpoint folder on disk: made beside its place, summed, moved in, marked COMPLETE last.
 
-    step-00001000/  __R_N.distcp  .metadata   tensors (torch DCP)
-                    state.json                everything else
-                    rng/rank-00000.json       each rank's generators
-                    checksums.json            SHA-256 and size of every file above
-                    COMPLETE                  SHA-256 of checksums.json; written last
+step-00001000/  __R_N.distcp  .metadata   tensors (torch DCP)
+                state.json                everything else
+                rng/rank-00000.json       each rank's generators
+                checksums.json            SHA-256 and size of every file above
+                COMPLETE                  SHA-256 of checksums.json; written last
 """
 
 from __future__ import annotations
@@ -118,14 +118,20 @@ def listed_files(folder: Path) -> dict[str, dict[str, object]]:
     if not folder.is_dir():
         raise CheckpointError(str(folder), "there is no such checkpoint", "name a step-… folder, or a run")
     if not (folder / COMPLETE).exists():
-        raise CheckpointError(str(folder), "it is not marked COMPLETE: its save did not finish", "use another")
+        raise CheckpointError(
+            str(folder), "it is not marked COMPLETE: its save did not finish", "use another"
+        )
     try:
         text = (folder / CHECKSUMS).read_text(encoding="utf-8")
         wanted = (folder / COMPLETE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(str(folder), f"its list of files cannot be read ({error})", "use another") from error
+        raise CheckpointError(
+            str(folder), f"its list of files cannot be read ({error})", "use another"
+        ) from error
     if hashlib.sha256(text.encode()).hexdigest() != wanted:
-        raise CheckpointError(str(folder), f"{CHECKSUMS} does not match {COMPLETE}: one was changed", "use another")
+        raise CheckpointError(
+            str(folder), f"{CHECKSUMS} does not match {COMPLETE}: one was changed", "use another"
+        )
     files: dict[str, dict[str, object]] = json.loads(text)
     return files
 

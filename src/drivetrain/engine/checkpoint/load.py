@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from drivetrain.engine.checkpoint import files
 from drivetrain.engine.checkpoint.content import (
@@ -19,7 +18,7 @@ from drivetrain.engine.checkpoint.content import (
     restore_random_state,
     tensors_of,
 )
-from drivetrain.engine.checkpoint.reader import SafeReader
+from drivetrain.engine.checkpoint.tensor_files import read_sizes, read_tensors
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
 from drivetrain.spec.errors import CheckpointError, InputError
@@ -52,12 +51,16 @@ def find_checkpoint(resume: str, run_dir: RunDir | None, world: World) -> tuple[
         if step_of_checkpoint(path.resolve()) is not None:
             problem = _problem(path, world)
             if problem is not None:
-                raise CheckpointError(f"resume {path}", problem, "name another, or --resume auto for the last good")
+                raise CheckpointError(
+                    f"resume {path}", problem, "name another, or --resume auto for the last good"
+                )
             return path.resolve(), []
         run_dir = RunDir(path)
         if not run_dir.checkpoints.is_dir():
             raise CheckpointError(
-                f"resume {path}", "it is neither a checkpoint (step-…) nor a run that has any", "check the path"
+                f"resume {path}",
+                "it is neither a checkpoint (step-…) nor a run that has any",
+                "check the path",
             )
     if run_dir is None:
         return None, []
@@ -67,7 +70,7 @@ def find_checkpoint(resume: str, run_dir: RunDir | None, world: World) -> tuple[
 def _newest_good(run_dir: RunDir, world: World, *, required: bool) -> tuple[Path | None, list[str]]:
     # Rank 0's listing counts: another rank may not see a fresh folder of a network file system yet.
     steps = world.gather(files.complete_steps(run_dir))[0]
-    notes = []
+    notes: list[str] = []
     for step in reversed(steps):
         problem = _problem(run_dir.checkpoint(step), world)
         if problem is None:
@@ -109,8 +112,6 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
             f"it was trained with {facts['optimizer']}, this run uses {type(state.optimizer).__name__}",
             "set optim.name as it was",
         )
-    reader = SafeReader(path)
-    metadata = reader.read_metadata()
     tensors: dict[str, Any] = dict(tensors_of(state))
     own_buffers = own_buffers_of(state, world)
     if facts["world_size"] != world.size:
@@ -123,8 +124,8 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
     if state.ema is not None and facts["ema_updates"] is None:
         notes.append("the checkpoint has no weight average: it starts from the loaded weights")
         tensors = {name: t for name, t in tensors.items() if not name.startswith("ema.")}
-    _check_same_model(tensors, metadata, path)
-    dcp.load(tensors, storage_reader=reader, process_group=world.control, no_dist=world.size == 1)
+    _check_same_model(tensors, read_sizes(path), path)
+    read_tensors(tensors, path, world.control)
     restore(state, tensors, facts)
     if facts["world_size"] == world.size:
         restore_own_buffers(state.module, world, own_buffers)
@@ -138,8 +139,8 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
     return Loaded(path=path, facts=facts, notes=tuple(notes))
 
 
-def _check_same_model(tensors: dict[str, Any], metadata: Metadata, path: Path) -> None:
-    saved = {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()}  # type: ignore[union-attr]
+def _check_same_model(tensors: dict[str, Any], sizes: dict[str, TensorStorageMetadata], path: Path) -> None:
+    saved = {name: tuple(entry.size) for name, entry in sizes.items()}
     wanted = {name: tuple(t.shape) for name, t in tensors.items()}
     has = {name for name in saved if name.startswith("model.")}
     differences = [f"{_plain(n)} is missing in the checkpoint" for n in wanted if n not in saved]
@@ -176,14 +177,11 @@ def read_model(path: Path, *, averaged: bool) -> dict[str, torch.Tensor]:
     problem = files.damage(path, listed, listed)
     if problem is not None:
         raise CheckpointError(f"read {path}", problem, "name another checkpoint")
-    reader = SafeReader(path)
-    entries = reader.read_metadata().state_dict_metadata
     wanted = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)  # type: ignore[union-attr]
-        for name, entry in entries.items()
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in read_sizes(path).items()
         if name.startswith("model.") or (averaged and name.startswith("ema."))
     }
-    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    read_tensors(wanted, path, None)
     tensors = {name.removeprefix("model."): t for name, t in wanted.items() if name.startswith("model.")}
     return tensors | {name.removeprefix("ema."): t for name, t in wanted.items() if name.startswith("ema.")}
-

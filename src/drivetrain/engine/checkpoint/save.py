@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from drivetrain.engine.buffers import averaged_buffers
 from drivetrain.engine.checkpoint import files
+from drivetrain.engine.checkpoint.tensor_files import write_tensors
 from drivetrain.engine.checkpoint.content import own_buffers_of, random_state, scalars_of, tensors_of
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
@@ -85,19 +85,12 @@ def _check_finite(tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} holds NaN or infinity")
 
 
-def _write_part(
-    world: World, unfinished: Path, tensors: dict[str, Tensor]
-) -> dict[str, dict[str, object]]:
+def _write_part(world: World, unfinished: Path, tensors: dict[str, Tensor]) -> dict[str, dict[str, object]]:
     """This rank's tensors and generators; the names and sums of what it wrote."""
     rng = f"rng/rank-{world.rank:05d}.json"
     # rng holds the state before this save, whichever random numbers saving itself may draw.
     saved_random = json.dumps(random_state(world.device))
-    dcp.save(
-        dict(tensors),
-        storage_writer=dcp.FileSystemWriter(unfinished),
-        process_group=world.control,
-        no_dist=world.size == 1,
-    )
+    write_tensors(tensors, unfinished, world.control)
     files.write_durably(unfinished / rng, saved_random)
     # DCP names a rank's files __RANK_N.distcp; each rank sums what it wrote itself.
     mine = [p.name for p in unfinished.glob(f"__{world.rank}_*.distcp")]

@@ -80,12 +80,12 @@ def build_on_device(build: Build) -> tuple[nn.Module, bool]:
     torch.manual_seed(settings.seed)
     module = build.model()
     if settings.sync_batchnorm and build.world.size > 1:
-        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     wanted = settings.channels_last
     channels_last = (device.type == "cuda" and has_convolutions(module)) if wanted is None else wanted
     module = module.to(device)
     if channels_last:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module = module.to(memory_format=torch.channels_last)
     if settings.compile:
         module.compile()
     return module, channels_last

@@ -63,7 +63,10 @@ class Ddp:
         wrapped.require_backward_grad_sync = True
         if unused:
             state.model.wrapped = DistributedDataParallel(
-                state.module, device_ids=wrapped.device_ids, broadcast_buffers=False, find_unused_parameters=True
+                state.module,
+                device_ids=wrapped.device_ids,
+                broadcast_buffers=False,
+                find_unused_parameters=True,
             )
             notes.append(
                 f"{len(unused)} parameters get no gradient on some rank ({', '.join(unused[:3])}"

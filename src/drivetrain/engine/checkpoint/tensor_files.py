@@ -1,14 +1,22 @@
-"""A DCP reader that cannot be made to run code by a file."""
+"""Tensors to and from torch DCP files, in a way that no file can make run code."""
 
 from __future__ import annotations
 
 import io
 import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 # All that DCP's `.metadata` is made of, besides dtypes. Anything else in the pickle is refused.
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -28,6 +36,45 @@ _ALLOWED = {
 }
 
 
+def write_tensors(tensors: dict[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Writes `tensors` to `folder`, each once; ranks share the work of those they all hold.
+
+    Called by all ranks of `group`, or by one process without any.
+    """
+    with _no_warning_alone():
+        save(
+            dict(tensors), storage_writer=FileSystemWriter(folder), process_group=group, no_dist=group is None
+        )
+
+
+def read_tensors(tensors: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Copies what `folder` holds into `tensors`, by name. Called by all ranks of `group`, or by one process.
+
+    Raises:
+        pickle.UnpicklingError: the metadata holds something else than tensors.
+    """
+    with _no_warning_alone():
+        load(tensors, storage_reader=_SafeReader(folder), process_group=group, no_dist=group is None)
+
+
+def read_sizes(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Shape and dtype of each tensor in `folder`.
+
+    Raises:
+        pickle.UnpicklingError: the metadata holds something else than tensors.
+    """
+    entries: dict[str, Any] = _SafeReader(folder).read_metadata().state_dict_metadata
+    return entries
+
+
+@contextmanager
+def _no_warning_alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # DCP warns when it is told not to use a process group, which is what one process wants.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -36,7 +83,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint's metadata")
 
 
-class SafeReader(FileSystemReader):
+class _SafeReader(FileSystemReader):
     """Reads `.metadata` with only DCP's own plain classes allowed, and tensors only.
 
     DCP reads tensors with weights_only, but would unpickle an entry that the metadata calls bytes; this

@@ -1,0 +1,98 @@
+import os
+
+import pytest
+
+from drivetrain.engine.checkpoint import files
+from drivetrain.spec.errors import CheckpointError
+from drivetrain.spec.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(tmp_path)
+
+
+def make(run_dir, step, content="tensors"):
+    unfinished = files.unfinished_path(run_dir, step)
+    unfinished.mkdir(parents=True)
+    (unfinished / "a.distcp").write_text(content)
+    files.complete(unfinished, run_dir.checkpoint(step), files.sums_of(unfinished, ["a.distcp"]))
+    files.point_latest(run_dir, step)
+    return run_dir.checkpoint(step)
+
+
+def problem_of(folder):
+    try:
+        listed = files.listed_files(folder)
+    except CheckpointError as error:
+        return error.found
+    return files.damage(folder, listed, listed)
+
+
+def test_a_completed_folder_is_whole_and_latest(run_dir):
+    folder = make(run_dir, 10)
+    assert problem_of(folder) is None
+    assert run_dir.latest.resolve() == folder.resolve()
+    assert files.complete_steps(run_dir) == [10]
+
+
+def _truncate(folder):
+    os.truncate(folder / "a.distcp", 3)
+
+
+def _flip(folder):
+    (folder / "a.distcp").write_text("tensorz")
+
+
+def _remove(folder):
+    (folder / "a.distcp").unlink()
+
+
+def _unmark(folder):
+    (folder / files.COMPLETE).unlink()
+
+
+def _swap_list(folder):
+    (folder / files.CHECKSUMS).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (_truncate, "has 3 bytes instead of 7"),
+        (_flip, "does not match its checksum"),
+        (_remove, "is missing"),
+        (_unmark, "not marked COMPLETE"),
+        (_swap_list, "does not match COMPLETE"),
+    ],
+)
+def test_each_kind_of_damage_is_recognised(run_dir, harm, said):
+    folder = make(run_dir, 10)
+    harm(folder)
+    assert said in problem_of(folder)
+
+
+def test_a_folder_without_its_mark_does_not_count(run_dir):
+    make(run_dir, 10)
+    _unmark(make(run_dir, 20))
+    assert files.complete_steps(run_dir) == [10]
+
+
+def test_saving_a_step_again_replaces_it(run_dir):
+    make(run_dir, 10, "first")
+    folder = make(run_dir, 10, "second")
+    assert (folder / "a.distcp").read_text() == "second"
+    files.prune(run_dir, keep=1)
+    assert sorted(p.name for p in run_dir.checkpoints.iterdir()) == ["latest", "step-00000010"]
+
+
+def test_pruning_keeps_the_newest_and_removes_what_unfinished_saves_left(run_dir):
+    for step in (10, 20, 30):
+        make(run_dir, step)
+    files.unfinished_path(run_dir, 40).mkdir()
+    files.prune(run_dir, keep=2)
+    assert sorted(p.name for p in run_dir.checkpoints.iterdir()) == [
+        "latest",
+        "step-00000020",
+        "step-00000030",
+    ]
