@@ -38,7 +38,12 @@ class RankOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the whole job ended. `exit_code` is what the launcher itself exits with."""
+    """How the whole job ended. `exit_code` is what the launcher itself exits with.
+
+    Attributes:
+        error: why the launcher itself gave up where no rank's failure tells it: interrupted by a signal, no
+            rendezvous, a machine lost.
+    """
 
     exit_code: int
     world_size: int
@@ -48,6 +53,7 @@ class Outcome:
     command: tuple[str, ...]
     ranks: tuple[RankOutcome, ...] = ()
     earliest_failure: RankOutcome | None = None
+    error: str | None = None
     schema: int = SCHEMA
 
     def to_json(self) -> str:

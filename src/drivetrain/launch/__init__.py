@@ -1,0 +1,1 @@
+"""A job becomes processes: started, watched, stopped together, and the first failing rank named."""

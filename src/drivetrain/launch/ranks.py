@@ -1,0 +1,322 @@
+"""The rank processes of this machine: started, timed to their end, and always ended together.
+
+Knows nothing of torch and nothing of other machines. The first rank that fails makes the others end: SIGTERM,
+`grace_s`, then SIGKILL to each rank's whole session, so that data loader workers go too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from drivetrain.launch import guardian
+from drivetrain.spec.errors import InputError
+
+# After SIGKILL only a process stuck in the kernel (a wedged GPU or file server) is still there.
+KILL_WAIT_S = 2.0
+
+
+class StoppedError(RuntimeError):
+    """A rank was to be started after the launcher had been told to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStart:
+    """What to start: the rank's whole environment, and the files it writes to."""
+
+    rank: int
+    local_rank: int
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+    error_file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How a rank ended. `returncode` is negative for a signal and None for a process that could not be ended.
+
+    `log_start` is where this attempt's output begins in the log.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    returncode: int | None
+    ended_wall_s: float | None
+    log: Path
+    log_start: int
+    error_file: Path
+
+
+class _Running:
+    """One started rank. All fields but the first three change under the lock of its `RankProcesses`."""
+
+    def __init__(self, start: RankStart, process: subprocess.Popen[bytes], log_start: int) -> None:
+        self.start = start
+        self.process = process
+        self.log_start = log_start
+        self.returncode: int | None = None
+        self.ended_wall_s: float | None = None
+
+    def end(self) -> RankEnd:
+        return RankEnd(
+            rank=self.start.rank,
+            local_rank=self.start.local_rank,
+            pid=self.process.pid,
+            returncode=self.returncode,
+            ended_wall_s=self.ended_wall_s,
+            log=self.start.log,
+            log_start=self.log_start,
+            error_file=self.start.error_file,
+        )
+
+
+class RankProcesses:
+    """The local ranks of one job, over all its attempts. Thread-safe; call from any thread.
+
+    Args:
+        grace_s: from the first failure or a forwarded signal, until SIGKILL.
+    """
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._changed = threading.Condition()
+        self._running: list[_Running] = []
+        self._guardian: subprocess.Popen[str] | None = None
+        self._stopper: threading.Thread | None = None
+        self._interrupted: int | None = None
+        self._is_cleaned = False  # what the current attempt's ranks left behind has been killed
+
+    @property
+    def is_started(self) -> bool:
+        with self._changed:
+            return bool(self._running)
+
+    @property
+    def interrupted(self) -> int | None:
+        """The signal that `interrupt` was called with."""
+        with self._changed:
+            return self._interrupted
+
+    def pids(self) -> dict[int, int]:
+        """Process id by local rank, of the current attempt."""
+        with self._changed:
+            return {item.start.local_rank: item.process.pid for item in self._running}
+
+    def ends(self) -> tuple[RankEnd, ...]:
+        """How the ranks of the last attempt ended, by local rank."""
+        with self._changed:
+            return tuple(item.end() for item in self._running)
+
+    def start(self, starts: Sequence[RankStart], *, attempt: int, attempts: int) -> None:
+        """Starts one attempt; the earlier one must have been stopped. `attempt` counts from 0.
+
+        Raises:
+            InputError: the program cannot be run, or a log cannot be written.
+            StoppedError: `interrupt` came first.
+        """
+        self._reap()
+        with self._changed:
+            if self._interrupted is not None:
+                raise StoppedError
+            self._running = []
+            self._stopper = None
+            self._is_cleaned = False
+            if self._guardian is None:
+                self._guardian = _start_guardian()
+            try:
+                for start in starts:
+                    self._running.append(self._start_one(start, attempt=attempt, attempts=attempts))
+            except InputError:
+                self._begin_stop(signal.SIGKILL, grace_s=0.0)
+                raise
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until every rank has ended and has been cleaned up after; True when so."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._is_over():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            return True
+
+    @property
+    def any_failed(self) -> bool:
+        with self._changed:
+            return self._any_failed()
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Ends every rank and waits for it; at most the grace and a little more. Idempotent."""
+        with self._changed:
+            if self._is_over() and not self._any_failed():
+                return  # a rank that ended well may have left something running on purpose
+            self._begin_stop(signum, grace_s=self._grace_s)
+        self.wait(self._grace_s + 2 * KILL_WAIT_S)
+
+    def interrupt(self, signum: int) -> None:
+        """Forwards `signum`, forbids further starts and returns; the ranks have the grace to end."""
+        with self._changed:
+            self._interrupted = signum
+            self._begin_stop(signum, grace_s=self._grace_s)
+            self._changed.notify_all()
+
+    def forward(self, signum: int) -> None:
+        """Passes a signal on to the ranks; what it means is up to them."""
+        with self._changed:
+            self._signal_alive(signum)
+
+    def kill(self) -> None:
+        """SIGKILLs every rank and what it started, now."""
+        with self._changed:
+            self._kill_sessions()
+
+    def close(self) -> None:
+        """Kills what is left and lets the guardian go. After a success nothing is left to kill."""
+        if not self.wait(0.0):
+            self.kill()
+            self.wait(KILL_WAIT_S)
+        self._reap()
+        with self._changed:
+            if self._guardian is not None:
+                assert self._guardian.stdin is not None
+                _tell(self._guardian.stdin, "q")
+                self._guardian.stdin.close()
+                self._guardian.wait()
+                self._guardian = None
+
+    def _start_one(self, start: RankStart, *, attempt: int, attempts: int) -> _Running:
+        try:
+            start.log.parent.mkdir(parents=True, exist_ok=True)
+            start.error_file.parent.mkdir(parents=True, exist_ok=True)
+            start.error_file.unlink(missing_ok=True)
+            log = start.log.open("ab", buffering=0)
+        except OSError as error:
+            raise InputError(
+                f"{start.log}", f"the log cannot be written: {error.strerror}", "choose another --output"
+            ) from error
+        with log:
+            if log.tell() > 0:
+                log.write(_separator(attempt, attempts).encode())
+            log_start = log.tell()
+            try:
+                process = subprocess.Popen(
+                    start.command,
+                    env=dict(start.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InputError(
+                    f"the program {start.command[0]!r}",
+                    f"it cannot be run: {error.strerror}",
+                    "check its path and that it may be executed; a script without #! needs an interpreter",
+                ) from error
+        assert self._guardian is not None
+        assert self._guardian.stdin is not None
+        _tell(self._guardian.stdin, f"+{process.pid}")
+        running = _Running(start, process, log_start)
+        threading.Thread(target=self._watch, args=(running,), daemon=True, name="rank-watch").start()
+        return running
+
+    def _watch(self, item: _Running) -> None:
+        # WNOWAIT leaves the zombie, so that the process id, which names the session too, stays ours until
+        # everything that the rank started has been ended.
+        info = os.waitid(os.P_PID, item.process.pid, os.WEXITED | os.WNOWAIT)
+        now = time.time()
+        assert info is not None
+        with self._changed:
+            item.returncode = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+            item.ended_wall_s = now
+            if item.returncode != 0:
+                self._begin_stop(signal.SIGTERM, grace_s=self._grace_s)
+            self._changed.notify_all()
+
+    def _begin_stop(self, signum: int, *, grace_s: float) -> None:
+        if self._stopper is not None or self._is_cleaned or not self._running:
+            return
+        self._signal_alive(signum)
+        self._stopper = threading.Thread(
+            target=self._finish_stop, args=(grace_s,), daemon=True, name="rank-stop"
+        )
+        self._stopper.start()
+
+    def _finish_stop(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        with self._changed:
+            while self._alive() and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._kill_sessions()
+            deadline = time.monotonic() + KILL_WAIT_S
+            while self._alive() and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._stopper = None
+            self._is_cleaned = True
+            self._changed.notify_all()
+
+    def _kill_sessions(self) -> None:
+        for item in self._running:
+            if item.process.returncode is None:  # not reaped: the number is still this rank's
+                guardian.kill_session(item.process.pid)
+
+    def _signal_alive(self, signum: int) -> None:
+        # To the rank alone, not to its session: a data loader worker that dies of SIGTERM would make the
+        # rank fail in the middle of saving its state.
+        for item in self._alive():
+            os.kill(item.process.pid, signum)
+
+    def _alive(self) -> list[_Running]:
+        return [item for item in self._running if item.returncode is None]
+
+    def _any_failed(self) -> bool:
+        return any(item.returncode not in (None, 0) for item in self._running)
+
+    def _is_over(self) -> bool:
+        # A rank that survives SIGKILL is stuck in the kernel: it is left behind, and told of by its missing
+        # return code.
+        return self._stopper is None and (self._is_cleaned or not self._alive())
+
+    def _reap(self) -> None:
+        with self._changed:
+            for item in self._running:
+                if item.returncode is not None and item.process.returncode is None:
+                    item.process.wait()
+                    if self._guardian is not None and self._guardian.stdin is not None:
+                        _tell(self._guardian.stdin, f"-{item.process.pid}")
+
+
+def _start_guardian() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _tell(pipe: IO[str], line: str) -> None:
+    try:
+        pipe.write(line + "\n")
+        pipe.flush()
+    except (BrokenPipeError, ValueError):
+        # The guardian was killed: the job goes on, only less protected.
+        return
+
+
+def _separator(attempt: int, attempts: int) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"\n===== drivetrain launch: attempt {attempt + 1} of {attempts}, {when} =====\n"
