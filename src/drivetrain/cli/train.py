@@ -173,7 +173,7 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
     if config.data.kind == "image_folder" and config.data.path is not None:
         from drivetrain.data.image_folder import scan
 
-        scan(Path(config.data.path))
+        scan(config.data.path, "train", val_fraction=config.data.val_fraction)
     # On a shared file system machine 0 may have begun to write before another one looks.
     is_first = request.is_single_node or request.node_rank == 0
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")
@@ -194,12 +194,13 @@ def _describe(request: LaunchRequest) -> str:
 
 def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
     """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
-    from drivetrain.launch.torchrun import describe_failure, launch
+    from drivetrain.launch.describe import describe_failure
+    from drivetrain.launch.torchrun import launch
     from drivetrain.report.progress import ProgressDisplay
     from drivetrain.report.summary import summarise
 
     with ProgressDisplay(run_dir) as display:
-        outcome = launch(request, screen=display.line)
+        outcome = launch(request, screen=lambda text: display.line(text.rstrip("\n")))
     print(summarise(run_dir, outcome))
     if outcome.exit_code != 0:
         sys.stdout.flush()

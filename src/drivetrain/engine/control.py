@@ -119,7 +119,7 @@ class ControlChannel:
         host[: len(values)].copy_(torch.stack(values), non_blocking=True)
         event = None
         if self._is_cuda:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._pending.append(
             _Pending(step=step, host=host, copied=event, has_grad_norm=grad_norm is not None)

@@ -31,7 +31,7 @@ class StepContext:
     """What all steps of a run share.
 
     Attributes:
-        to_device: moves a micro-batch to this rank's device.
+        device_batches: the micro-batches of a step on this rank's device.
         data_wait_s: reads how long the host waited for the batch now being stepped.
         save_due: whether this rank's clock says that a checkpoint is due.
         when_applied: told of each finished step.
@@ -43,7 +43,7 @@ class StepContext:
     control: ControlChannel
     totals: WeightTotals
     seed: int
-    to_device: Callable[[MicroBatch], MicroBatch]
+    device_batches: Callable[[StepBatch], Iterator[MicroBatch]]
     data_wait_s: Callable[[], float]
     save_due: Callable[[], bool]
     when_applied: Callable[[StepBatch, StepOutput], None]
@@ -118,13 +118,12 @@ class StepScope:
         """This rank's micro-batches, on its device. Gradients are reduced over ranks only at the last."""
         context, last = self._context, len(self._batch.micro_batches) - 1
         data_rank, _ = context.strategy.data_place(context.world)
-        for index, micro in enumerate(self._batch.micro_batches):
+        for index, micro in enumerate(context.device_batches(self._batch)):
             context.strategy.set_gradient_sync(self._state, index == last)
             # Dropout: the same for a step however the run came to it.
             torch.manual_seed(_mix(context.seed, self._batch.index, index, data_rank))
-            placed = context.to_device(micro)
             context.clock.mark(StepPart.HOST_TO_DEVICE)
-            yield placed
+            yield micro
 
     def backward(self, loss_sum: Tensor) -> None:
         """Gradients of a micro-batch's weighted SUM of losses, scaled to the mean over the global batch."""

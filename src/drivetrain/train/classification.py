@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batch import MicroBatch
+from drivetrain.data.labels import CheckedLabels
 from drivetrain.engine.objective import Objective, cross_entropy
 from drivetrain.spec.errors import InputError
 from drivetrain.train.models.by_name import model_builder
@@ -34,6 +34,7 @@ class _Source:
     eval_render: Callable[..., Any] | None
     loader_cost: Literal["memory", "decode"]
     default_model: str
+    notes: tuple[str, ...] = ()
 
 
 def classification_task(config: RunConfig) -> Task:
@@ -53,8 +54,8 @@ def classification_task(config: RunConfig) -> Task:
     name = config.model.name or source.default_model
     return Task(
         build_model=model_builder(name, num_classes=num_classes, kwargs=dict(config.model.kwargs)),
-        train_data=source.train,
-        eval_data=source.evaluation,
+        train_data=CheckedLabels(source.train, num_classes),
+        eval_data=CheckedLabels(source.evaluation, num_classes) if source.evaluation is not None else None,
         objective=Objective(inputs=normalised, loss=_CrossEntropy(config.label_smoothing)),
         eval_objective=Objective(inputs=normalised, loss=_CrossEntropy(0.0)),
         draw=source.draw,
@@ -64,6 +65,7 @@ def classification_task(config: RunConfig) -> Task:
         loader_cost=source.loader_cost,
         static_graph=True,
         sample_unit="img",
+        notes=source.notes,
     )
 
 
@@ -112,14 +114,14 @@ def _open(config: RunConfig) -> _Source:
 
 
 def _digits(config: RunConfig) -> _Source:
-    from drivetrain.data.digits import DigitsAugment, open_digits
+    from drivetrain.data.digits import Digits, DigitsAugment
 
-    train, evaluation = open_digits(val_fraction=config.data.val_fraction, seed=config.seed)
+    fraction = config.data.val_fraction or 0.2
     augment = DigitsAugment() if config.data.augment else None
     return _Source(
-        train=train,
-        evaluation=evaluation,
-        num_classes=10,
+        train=Digits("train", seed=config.seed, val_fraction=fraction),
+        evaluation=Digits("val", seed=config.seed, val_fraction=fraction),
+        num_classes=Digits.num_classes,
         draw=augment.draw if augment else None,
         render=augment.render if augment else None,
         eval_render=None,
@@ -134,14 +136,16 @@ def _image_folder(config: RunConfig) -> _Source:
 
     if config.data.path is None:
         raise InputError("data.kind image_folder", "data.path is not set", "--data.path /path/to/images")
-    index = scan(Path(config.data.path), val_fraction=config.data.val_fraction)
+    train = scan(config.data.path, "train", val_fraction=config.data.val_fraction)
+    held_out = scan(config.data.path, "val", val_fraction=config.data.val_fraction)
     size = config.data.image_size
     augment = ImageAugment(size) if config.data.augment else None
     eval_render = ImageEval(size)
     return _Source(
-        train=ImageFolderDataset(index.train),
-        evaluation=ImageFolderDataset(index.val),
-        num_classes=len(index.classes),
+        train=ImageFolderDataset(train),
+        evaluation=ImageFolderDataset(held_out) if len(held_out) else None,
+        num_classes=len(train.classes),
+        notes=(train.describe(), held_out.describe(), *train.notes),
         draw=augment.draw if augment else None,
         render=augment.render if augment else eval_render.render,
         eval_render=eval_render.render,
@@ -155,10 +159,11 @@ def _synthetic(config: RunConfig) -> _Source:
 
     data = config.data
     train = SyntheticImages(
-        num_samples=data.num_samples,
+        size=data.image_size,
         num_classes=data.num_classes,
-        image_size=data.image_size,
+        num_samples=data.num_samples,
         seed=config.seed,
+        prepared=True,
     )
     return _Source(
         train=train,

@@ -28,10 +28,9 @@ def evaluate(
     *,
     update: UpdateMetric,
 ) -> dict[str, float]:
-    """Metrics of the bare model over this rank's `batches` and everybody else's.
+    """Metrics of the bare model over this rank's `batches`, on its device, and everybody else's.
 
-    Called by all ranks; a rank may have no batch at all, since the model is called without its wrapper and the
-    only communication is at the end. Uses the moving average of the weights where there is one, and the mean
+    Called by all ranks; the model is called without its wrapper, and communication comes at the end. Uses the moving average of the weights where there is one, and the mean
     of the ranks' running statistics.
 
     Returns:
@@ -47,8 +46,7 @@ def evaluate(
         metric.reset()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with averaged_buffers(module, world), average, torch.no_grad():
-        for micro in batches:
-            placed = micro.to(device, non_blocking=True)
+        for placed in batches:
             output = call_model(model, objective.inputs(placed))
             sums[0] += objective.loss_sum(output, placed)
             sums[1] += objective.weight_of(placed)

@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.data.evaluation import EvalLoader
+from drivetrain.data.fingerprint import fingerprint
 from drivetrain.data.workers import LoaderPlan, plan_loader
 from drivetrain.engine.checkpoint.load import Loaded, find_checkpoint, load_checkpoint
 from drivetrain.engine.checkpoint.save import Saved, save_checkpoint
@@ -166,6 +167,8 @@ class Run:
         self._stream = RunStream(
             StreamSource(
                 dataset=dataset,
+                # For a folder of files this asks the file system once a file: one rank is enough.
+                fingerprint=self.world.gather(fingerprint(dataset) if self.world.rank == 0 else "")[0],
                 steps=steps,
                 draw=draw,
                 render=render,
@@ -179,7 +182,7 @@ class Run:
                 device=self.world.device,
                 start_step=facts.get("step", 0),
                 start_position=facts.get("position", 0),
-                resumed_data=(facts["data"], facts["num_samples"]) if facts.get("data") else None,
+                resumed_data=facts.get("data"),
             ),
             self.settings,
             self._clock,
@@ -234,7 +237,7 @@ class Run:
         Raises:
             NonFiniteLossError: a loss was NaN or infinite some steps ago, on some rank; raised by all.
         """
-        self._warm_up(state, step, lambda micro: forward_loss(state, objective, micro))
+        self._warm_up(state, step, objective)
         scope = self._scope(state, step, objective.weight_of, has_own_weight=objective.weight is not None)
         with scope:
             self.strategy.run_micro_batches(state, scope, objective)
@@ -253,9 +256,13 @@ class Run:
                 s.clip(1.0)
                 s.apply()
 
+        From 3 ranks on, such a run resumes to float tolerance, not bit by bit as with `train_step`: DDP lays
+        out its buckets from the first backward, which cannot be run beforehand here.
+
         Args:
             weight: the weight of a micro-batch's loss sum, known before its forward; None counts samples.
         """
+        self._warm_up(state, step, None)
         weight_of = weight or (lambda micro: micro.num_valid)
         return self._scope(state, step, weight_of, has_own_weight=weight is not None)
 
@@ -280,7 +287,7 @@ class Run:
                 control=self._control,
                 totals=self._totals,
                 seed=self.settings.seed,
-                to_device=stream.to_device,
+                device_batches=stream.device_batches,
                 data_wait_s=lambda: stream.last_wait_s,
                 save_due=self._is_save_due_by_clock,
                 when_applied=self._after_step,
@@ -291,18 +298,21 @@ class Run:
             static_total=float(self.settings.global_batch) if is_static else None,
         )
 
-    def _warm_up(
-        self, state: TrainState, step: StepBatch, loss_of: Callable[[MicroBatch], torch.Tensor]
-    ) -> None:
+    def _warm_up(self, state: TrainState, step: StepBatch, objective: Objective | None) -> None:
         """Once a start: lets the strategy settle, leaving weights, buffers and generators as they were."""
         if self._is_warm or self._stream is None:
             return
         self._is_warm = True
-        micro = self._stream.to_device(step.micro_batches[0])
         buffers = {name: b.detach().clone() for name, b in state.module.named_buffers()}
         devices = [self.world.device] if self.world.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            notes = self.strategy.warm_up(state, lambda: torch.autograd.backward(loss_of(micro)))
+            if objective is None:
+                notes = self.strategy.warm_up(state, None)
+            else:
+                micro = self._stream.to_device(step.micro_batches[0])
+                notes = self.strategy.warm_up(
+                    state, lambda: torch.autograd.backward(forward_loss(state, objective, micro))
+                )
         with torch.no_grad():
             for name, buffer in state.module.named_buffers():
                 buffer.copy_(buffers[name])
@@ -392,7 +402,7 @@ class Run:
             "global_batch": self.settings.global_batch,
             "seed": self.settings.seed,
             "strategy": self.strategy.name,
-            "data": stream.fingerprint if stream is not None else None,
+            "data": stream.source.fingerprint if stream is not None else None,
             "num_samples": stream.num_samples if stream is not None else None,
         }
 
@@ -434,9 +444,10 @@ class Run:
             num_ranks=self.plan.num_data_ranks,
             render=render,
             loader=self._plan_loader(loader_cost),
+            device=self.world.device,
             on_bad_sample=self.settings.on_bad_sample,
         )
-        results = evaluate(state, self.world, loader, objective, metrics, update=update)
+        results = evaluate(state, self.world, loader.device_batches(), objective, metrics, update=update)
         if self.world.rank == 0:
             num_samples = self._stream.num_samples if self._stream is not None else 0
             self.recorder.write(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from drivetrain.data.batch import MicroBatch, StepBatch
-from drivetrain.data.fingerprint import explain_change, fingerprint
+from drivetrain.data.fingerprint import explain_change
 from drivetrain.data.stream import Stream
 from drivetrain.data.workers import LoaderPlan
 from drivetrain.engine.settings import RunSettings
@@ -25,7 +25,7 @@ class StreamPlace:
 
     Attributes:
         start_step, start_position: steps done and samples consumed before it.
-        resumed_data: the fingerprint and number of samples that the checkpoint was made with, if any.
+        resumed_data: the fingerprint of the data set that the checkpoint was made with, if any.
     """
 
     plan: BatchPlan
@@ -33,7 +33,7 @@ class StreamPlace:
     device: torch.device
     start_step: int = 0
     start_position: int = 0
-    resumed_data: tuple[str, int] | None = None
+    resumed_data: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class StreamSource:
     """What a stream is made of; see `drivetrain.Task` for the fields."""
 
     dataset: Any
+    fingerprint: str
     steps: int | None
     draw: Callable[..., Any] | None
     render: Callable[..., Any] | None
@@ -62,12 +63,11 @@ class RunStream:
     ) -> None:
         self.source = source
         self.num_samples = len(source.dataset)
-        self.fingerprint = fingerprint(source.dataset)
         self.last_wait_s = 0.0
         self.next_step = place.start_step
         self.change: str | None = None
-        if place.resumed_data is not None and place.resumed_data[0] != self.fingerprint:
-            self.change = explain_change(*place.resumed_data, self.fingerprint, self.num_samples)
+        if place.resumed_data is not None and place.resumed_data != source.fingerprint:
+            self.change = explain_change(place.resumed_data, source.fingerprint)
         self._clock = clock
         self._when_started = when_started
         self._stream = Stream(
@@ -88,6 +88,10 @@ class RunStream:
     def to_device(self, micro: MicroBatch) -> MicroBatch:
         """Copies a micro-batch to this rank's device, beside the computation where it is a GPU."""
         return self._stream.to_device(micro)
+
+    def device_batches(self, step: StepBatch) -> Iterator[MicroBatch]:
+        """The step's micro-batches on the device, each copied while the one before computes."""
+        return self._stream.device_batches(step)
 
     def close(self) -> None:
         self._stream.close()

@@ -40,6 +40,7 @@ class Task:
         loader_cost: "memory" where a sample costs microseconds (no worker processes), else "decode".
         static_graph: every step uses the same parameters in the same order.
         sample_unit: what a sample is called in rates.
+        notes: what should be said at the start.
     """
 
     build_model: Callable[[], nn.Module]
@@ -56,6 +57,7 @@ class Task:
     loader_cost: Literal["memory", "decode"] = "decode"
     static_graph: bool = False
     sample_unit: str = "samples"
+    notes: tuple[str, ...] = ()
 
 
 def load_task(where: str, config: RunConfig) -> Task:

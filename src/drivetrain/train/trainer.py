@@ -68,6 +68,7 @@ class Trainer:
             state = run.setup(
                 task.build_model, task.build_optimizer or optimizer_of(config), self._schedule()
             )
+            run.notes += task.notes
             data = run.stream(
                 task.train_data,
                 steps=self.total_steps,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from drivetrain.engine.objective import Objective
     from drivetrain.engine.step import StepScope
 
+ForwardBackward = Callable[[], None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
@@ -57,11 +59,12 @@ class Strategy(Protocol):
     def setup(self, build: Build) -> TrainState:
         """Builds model and optimizer. Called by all ranks."""
 
-    def warm_up(self, state: TrainState, forward_backward: Callable[[], None]) -> list[str]:
-        """Runs before the first step of every start, resumed or not, by all ranks, with a function that
-        computes some gradients; whatever the strategy settles from its first steps (DDP's buckets) is then
-        settled before training, so that a resumed run reduces exactly as an undisturbed one would. Returns
-        notes to print."""
+    def warm_up(self, state: TrainState, forward_backward: ForwardBackward | None) -> list[str]:
+        """Called by all ranks before the first step of every start, resumed or not, with a function that
+        computes some gradients through `state.model`. Whatever the strategy settles from its first steps
+        (DDP's buckets) is then settled before training, so that a resumed run reduces exactly as an
+        undisturbed one. None where the inner loop is the user's own, and nothing can be computed beforehand.
+        Returns notes to print."""
 
     def set_gradient_sync(self, state: TrainState, enabled: bool) -> None:
         """Whether the next micro-batch's backward reduces gradients over ranks."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,13 @@ from drivetrain.engine.objective import Objective
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import StepScope, run_micro_batches
-from drivetrain.engine.strategies.base import Build, build_on_device, clip_by_norm, finish_state
+from drivetrain.engine.strategies.base import (
+    Build,
+    ForwardBackward,
+    build_on_device,
+    clip_by_norm,
+    finish_state,
+)
 from drivetrain.engine.world import World
 from drivetrain.spec.batch import plan_batches
 
@@ -47,34 +54,32 @@ class Ddp:
         return world.size
 
     def setup(self, build: Build) -> TrainState:
+        self._build = build
         module, channels_last = build_on_device(build)
-        wrapped = module if build.world.size == 1 else _wrap(module, build)
-        return finish_state(build, module, wrapped, channels_last=channels_last)
+        return finish_state(build, module, module, channels_last=channels_last)
 
-    def warm_up(self, state: TrainState, forward_backward: Callable[[], None]) -> list[str]:
-        wrapped = state.model.wrapped
-        if not isinstance(wrapped, DistributedDataParallel):
+    def warm_up(self, state: TrainState, forward_backward: ForwardBackward | None) -> list[str]:
+        """Wraps the model, as its first gradients say it must be."""
+        build = self._build
+        if build.world.size == 1:
             return []
-        notes = []
-        wrapped.require_backward_grad_sync = False
+        if forward_backward is None:
+            state.model.wrapped = _wrap(state.module, build, static_graph=False, finds_unused=False)
+            return []
         forward_backward()
         unused = _unused_parameters(state.module)
         _drop_gradients(state.module)
-        wrapped.require_backward_grad_sync = True
-        if unused:
-            state.model.wrapped = DistributedDataParallel(
-                state.module,
-                device_ids=wrapped.device_ids,
-                broadcast_buffers=False,
-                find_unused_parameters=True,
-            )
-            notes.append(
-                f"{len(unused)} parameters get no gradient on some rank ({', '.join(unused[:3])}"
-                f"{', …' if len(unused) > 3 else ''}): DDP searches for unused ones every step, which costs time"
-            )
+        # torch asserts on static_graph with unsynchronised backwards, so not with accumulation.
+        is_static = build.settings.static_graph and not unused and not _accumulates(build)
+        state.model.wrapped = _wrap(state.module, build, static_graph=is_static, finds_unused=bool(unused))
         forward_backward()
         _drop_gradients(state.module)
-        return notes
+        if not unused:
+            return []
+        return [
+            f"{len(unused)} parameters get no gradient on some rank ({', '.join(unused[:3])}"
+            f"{', …' if len(unused) > 3 else ''}): DDP searches for unused ones every step, which costs time"
+        ]
 
     def set_gradient_sync(self, state: TrainState, enabled: bool) -> None:
         if isinstance(state.model.wrapped, DistributedDataParallel):
@@ -87,19 +92,31 @@ class Ddp:
         return clip_by_norm(state, max_norm)
 
 
-def _wrap(module: nn.Module, build: Build) -> DistributedDataParallel:
-    settings, world = build.settings, build.world
-    accumulation = plan_batches(
-        global_batch=settings.global_batch, num_data_ranks=world.size, micro_batch=settings.micro_batch
-    ).accumulation
+def _wrap(
+    module: nn.Module, build: Build, *, static_graph: bool, finds_unused: bool
+) -> DistributedDataParallel:
+    device = build.world.device
+    # torch 2.14 renamed the switch and warns of the old name; 2.11 knows only that.
+    takes_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    buffers: dict[str, Any] = {"forward_sync_buffers" if takes_new_name else "broadcast_buffers": False}
     return DistributedDataParallel(
         module,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,
+        device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        # torch asserts on static_graph with unsynchronised backwards, so not with accumulation.
-        static_graph=settings.static_graph and accumulation == 1,
+        static_graph=static_graph,
+        find_unused_parameters=finds_unused,
+        **buffers,
     )
+
+
+def _accumulates(build: Build) -> bool:
+    settings = build.settings
+    plan = plan_batches(
+        global_batch=settings.global_batch,
+        num_data_ranks=build.world.size,
+        micro_batch=settings.micro_batch,
+    )
+    return plan.accumulation > 1
 
 
 def _unused_parameters(module: nn.Module) -> list[str]:

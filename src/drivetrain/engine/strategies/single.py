@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from drivetrain.engine.objective import Objective
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import StepScope, run_micro_batches
-from drivetrain.engine.strategies.base import Build, build_on_device, clip_by_norm, finish_state
+from drivetrain.engine.strategies.base import (
+    Build,
+    ForwardBackward,
+    build_on_device,
+    clip_by_norm,
+    finish_state,
+)
 from drivetrain.engine.world import World
 
 
@@ -34,7 +38,7 @@ class Single:
         module, channels_last = build_on_device(build)
         return finish_state(build, module, module, channels_last=channels_last)
 
-    def warm_up(self, state: TrainState, forward_backward: Callable[[], None]) -> list[str]:
+    def warm_up(self, state: TrainState, forward_backward: ForwardBackward | None) -> list[str]:
         return []
 
     def set_gradient_sync(self, state: TrainState, enabled: bool) -> None:
