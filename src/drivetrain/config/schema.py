@@ -115,7 +115,7 @@ class RunConfig(Section):
         description="A loss that is not finite stops all ranks at that step; the last good checkpoint stays.",
     )
     resume: Text = Field(
-        "none", description="none, auto (the run folder's last complete checkpoint, if any), or a path."
+        "auto", description="auto (the run folder's last complete checkpoint, if any), none, or a path."
     )
     output: Text | None = Field(None, description="The run's folder; null: runs/<name>-<date>-<time>.")
     log_every_steps: Count = Field(10, description="Steps between two lines of metrics.")
