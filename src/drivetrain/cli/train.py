@@ -188,7 +188,8 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
 
 def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
     """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
-    from drivetrain.launch.torchrun import describe_failure, launch
+    from drivetrain.launch.describe import describe_failure
+    from drivetrain.launch.torchrun import launch
     from drivetrain.report.progress import ProgressDisplay
     from drivetrain.report.summary import summarise
 

@@ -87,7 +87,9 @@ class DataConfig(Section):
         description="image_folder: the folder that holds train/ and val/, or the class folders themselves.",
     )
     val_fraction: Annotated[float, Gt(0.0), Lt(1.0)] | None = Field(
-        None, description="Share held out for evaluation where there is no val/ folder; null: a tenth."
+        None,
+        description="Share of the samples held out for evaluation where there is no val/ folder; "
+        "null: 0.1, and 0.2 of the digits.",
     )
     image_size: Count = Field(224, description="Height and width, in pixels, that the model is given.")
     num_samples: Count = Field(10_000, description="synthetic: how many training samples to make.")

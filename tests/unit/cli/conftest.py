@@ -72,10 +72,8 @@ def launched(monkeypatch):
         return 7
 
     for name, members in {
-        "drivetrain.launch.torchrun": {
-            "launch": launch,
-            "describe_failure": lambda outcome: "rank 1 failed first",
-        },
+        "drivetrain.launch.torchrun": {"launch": launch},
+        "drivetrain.launch.describe": {"describe_failure": lambda outcome: "rank 1 failed first"},
         "drivetrain.report.progress": {"ProgressDisplay": ProgressDisplay},
         "drivetrain.report.summary": {"summarise": lambda run_dir, outcome: f"summary of {run_dir.path}"},
         "drivetrain.train.worker": {"run_worker": run_worker},
