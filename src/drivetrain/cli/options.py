@@ -55,7 +55,8 @@ LAUNCH_FLAGS = (
 
 _EPILOG = (
     "Any other key of the run file is set the same way: --optim.weight-decay 1e-4, "
-    "--model.kwargs.dropout 0.1. Dashes and underscores are the same. The launch flags' defaults are torchrun's PET_* variables."
+    "--model.kwargs.dropout 0.1. Dashes and underscores are the same. "
+    "The launch flags' defaults are torchrun's PET_* variables."
 )
 
 

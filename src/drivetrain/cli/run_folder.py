@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -83,16 +85,29 @@ def check_folder(run_dir: RunDir, *, resume: str) -> None:
         raise _not_writable(path, f"{existing} is not writable")
 
 
-def create_folder(run_dir: RunDir) -> None:
-    """Creates the run's folder.
+def create_folder(run_dir: RunDir) -> tuple[Path, ...]:
+    """Creates the run's folder; returns the folders that were not there before, deepest first.
 
     Raises:
         InputError: the file system refuses (read-only, no space, no permission).
     """
+    path = run_dir.path
+    missing = tuple(folder for folder in (path, *path.parents) if not folder.exists())
     try:
-        run_dir.path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _not_writable(run_dir.path, f"it cannot be created: {error.strerror}") from error
+        raise _not_writable(path, f"it cannot be created: {error.strerror}") from error
+    return missing
+
+
+def remove_created(created: tuple[Path, ...]) -> None:
+    """Takes back what `create_folder` made, for a run that never started. Keeps what others put beside it."""
+    if not created:
+        return
+    shutil.rmtree(created[0], ignore_errors=True)
+    for folder in created[1:]:
+        with contextlib.suppress(OSError):  # another run has been written there in the meantime
+            folder.rmdir()
 
 
 def _not_writable(path: Path, found: str) -> InputError:

@@ -7,7 +7,6 @@ Started by torchrun, mpirun or srun it is itself one rank.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +83,7 @@ def _shared_folder(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]
 
 
 def _run_as_launcher(config: RunConfig, *, is_dry: bool) -> int:
-    from drivetrain.cli.run_folder import create_folder
+    from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
 
     resolved = _resolve(config)
@@ -92,11 +91,17 @@ def _run_as_launcher(config: RunConfig, *, is_dry: bool) -> int:
     request = _request(config, resolved, run_dir)
     _check(config, request, resolved, run_dir)
     if is_dry:
-        print(_describe(request))
+        from drivetrain.launch.render import render_command
+
+        print(render_command(request), end="")
         return 0
-    create_folder(run_dir)
-    write(config, run_dir.config, resolved.notes())
-    return _launch(request, run_dir)
+    created = create_folder(run_dir)
+    try:
+        write(config, run_dir.config, resolved.notes())
+        return _launch(request, run_dir)
+    except InputError:  # no rank has started: the port is taken, say
+        remove_created(created)
+        raise
 
 
 def _folder(config: RunConfig) -> Path:
@@ -173,23 +178,12 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
     if config.data.kind == "image_folder" and config.data.path is not None:
         from drivetrain.data.image_folder import scan
 
+        # Both, as a class folder only in val/ shows in the second.
         scan(config.data.path, "train", val_fraction=config.data.val_fraction)
+        scan(config.data.path, "val", val_fraction=config.data.val_fraction)
     # On a shared file system machine 0 may have begun to write before another one looks.
     is_first = request.is_single_node or request.node_rank == 0
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")
-
-
-def _describe(request: LaunchRequest) -> str:
-    """The command of each rank, after a comment that says how many of them would run and how they meet."""
-    ranks = f"{request.nproc_per_node} processes on this machine"
-    nodes = (
-        f"{request.min_nodes}:{request.max_nodes}"
-        if request.min_nodes != request.max_nodes
-        else request.max_nodes
-    )
-    where = request.rdzv_endpoint or request.master_addr
-    meeting = "" if where is None else f", meeting at {where}"
-    return f"# {ranks}, {nodes} machines{meeting}; each process runs\n{shlex.join(request.command)}"
 
 
 def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
@@ -200,7 +194,8 @@ def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
     from drivetrain.report.summary import summarise
 
     with ProgressDisplay(run_dir) as display:
-        outcome = launch(request, screen=lambda text: display.line(text.rstrip("\n")))
+        # The launcher passes rank 0's output on with its line ends; the display draws lines.
+        outcome = launch(request, screen=lambda text: display.line(text.rstrip("\r\n")))
     print(summarise(run_dir, outcome))
     if outcome.exit_code != 0:
         sys.stdout.flush()

@@ -21,9 +21,21 @@ from drivetrain.config.schema import RunConfig
 class _Dumper(yaml.SafeDumper):
     """Quotes text that YAML 1.1 or 1.2 would read as something else, so that either reader gets text."""
 
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  PyYAML's signature
+        """Equal values are written out each time: anchors are for machines."""
+        return True
+
 
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(f"^(?:{FLOAT.pattern})$"), list("-+.0123456789")
+)
+# PyYAML folds some of these breaks away outside double quotes (U+0085 in a key becomes a space).
+_BREAKS = re.compile("[\n\r\x85\u2028\u2029]")
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if _BREAKS.search(text) else None
+    ),
 )
 _Dumper.add_representer(
     list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)

@@ -30,6 +30,9 @@ def validate(draft: Draft) -> RunConfig:
         disagreements = tuple(item for item in disagreements if not wrong & set(_with_sections(item.keys)))
     if draft.faults and any(not fault.key for fault in draft.faults):
         disagreements = ()  # the file could not be read to its end: what it lacks says nothing
+    # What the text itself got wrong reads as null; that null is not said again.
+    said = {(fault.where, fault.key) for fault in draft.faults}
+    faults = [fault for fault in faults if (fault.where, fault.key) not in said]
     faults += [_place(draft, item) for item in disagreements]
     if draft.faults or faults or config is None:
         raise ConfigErrors(draft.source, sorted([*draft.faults, *faults], key=_reading_order))

@@ -50,7 +50,8 @@ def evaluate(
             output = call_model(model, objective.inputs(placed))
             sums[0] += objective.loss_sum(output, placed)
             sums[1] += objective.weight_of(placed)
-            for metric in metrics.values():
+            # Padding keeps the ranks in step; metrics must not see it, and some cannot take an empty batch.
+            for metric in metrics.values() if placed.num_valid else ():
                 update(metric, output, placed)
     module.train(was_training)
     if world.size > 1:
