@@ -89,7 +89,9 @@ class RunState:
         self.grad_norm: float | None = None
         self.eval_s = 0.0
         self.checkpoint_s = 0.0
+        self.first_step = start_step + 1
         self.step_s = 0.0
+        self.num_steps_read = 0
         self.throughput = Throughput(num_ranks=self.world_size or 1, first_step=start_step + 1)
         self.part_sums = PartSums(first_step=start_step + 1)
         self._recent_parts: deque[StepEvent] = deque(maxlen=_PARTS_WINDOW_STEPS)
@@ -218,6 +220,7 @@ class RunState:
         self.grad_norm = event.grad_norm
         if event.step_s is not None:
             self.step_s += event.step_s
+            self.num_steps_read += 1
             self.part_sums.add(event.step, event.parts, event.step_s)
             self._recent_parts.append(event)
         if StepPart.CHECKPOINT in event.parts:

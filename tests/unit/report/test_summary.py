@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from simulated_run import Simulation
 
+from drivetrain.report import summary
 from drivetrain.report.summary import data_wait_verdict, summarise
 from drivetrain.report.throughput import RankRates, Rates
 from drivetrain.spec.outcome import Outcome, RankOutcome
@@ -146,6 +147,18 @@ def test_what_was_not_measured_is_said_to_be_not_known(tmp_path: Path) -> None:
     assert "input     data wait is not known" in text
     assert "0 img/s" not in text
     assert "nothing was evaluated" in text
+
+
+def test_of_a_long_run_the_last_steps_tell_the_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "_MOST_STEP_BYTES", 10_000)
+    run_dir = RunDir(tmp_path / "run")
+    Simulation(run_dir=run_dir, total_steps=200, eval_every=50).write()
+    text = summarise(run_dir, outcome(0))
+    assert "digits is done: step 200 of 200" in text
+    assert "accuracy 90.00 %, loss 0.3, the best so far" in text
+    assert re.search(r"700 img/s in all, over [12]\d usual steps", text)
+    assert "steps 3.4 s" not in text, "a sum over some of the steps is not the run's"
+    assert "time      of a step: backward 54 %" in text
 
 
 def test_one_rank_that_waits_more_is_named() -> None:
