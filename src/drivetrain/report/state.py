@@ -152,7 +152,7 @@ class RunState:
         """Where the lead rank's last 50 steps went; empty where nothing was measured."""
         sums = PartSums(first_step=self.part_sums.first_step)
         for event in self._recent_parts:
-            sums.add(event.step, event.parts, event.step_s or 0.0)
+            sums.add(event.step, event.parts)
         return sums.shares()
 
     def take_messages(self) -> list[MessageEvent]:
@@ -221,7 +221,7 @@ class RunState:
         if event.step_s is not None:
             self.step_s += event.step_s
             self.num_steps_read += 1
-            self.part_sums.add(event.step, event.parts, event.step_s)
+            self.part_sums.add(event.step, event.parts)
             self._recent_parts.append(event)
         if StepPart.CHECKPOINT in event.parts:
             self.throughput.pause_at(event.step, counts_in_step=True)
