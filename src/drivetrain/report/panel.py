@@ -8,7 +8,6 @@ from typing import Final
 from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from drivetrain.report import wording
@@ -52,8 +51,10 @@ def panel(state: RunState, *, width: int, encoding: str, stalled_s: float) -> Re
         return _framed(lines, "drivetrain", width, encoding)
     rates = state.rates()
     line(_where(state, rates, stalled_s))
-    lines.append(ProgressBar(total=max(started.total_steps, 1), completed=state.step, width=inner))
+    line(_progress(state.step, started.total_steps, inner, utf))
     line(_quality(state))
+    if state.last_eval is not None:
+        line(eval_text(state))
     for text in _speed(rates, started.sample_unit):
         line(text)
     shares = state.recent_part_shares()
@@ -94,8 +95,6 @@ def _quality(state: RunState) -> str:
     pieces = []
     if state.loss.value is not None:
         pieces.append(f"loss {state.loss.value:.4g}")
-    if state.last_eval is not None:
-        pieces.append(eval_text(state))
     if state.lr is not None:
         pieces.append(f"lr {state.lr:.3g}")
     if state.grad_norm is not None:
@@ -133,6 +132,12 @@ def _speed(rates: Rates, unit: str) -> list[str]:
 
 def _share(part: float | None) -> str:
     return "not known" if part is None else wording.share(part)
+
+
+def _progress(step: int, total_steps: int, width: int, utf: bool) -> Text:
+    done = min(width * step // max(total_steps, 1), width)
+    text = Text(("━" if utf else "=") * done, style="green")
+    return text.append(("━" if utf else "-") * (width - done), style="bright_black")
 
 
 def _bar(shares: dict[StepPart, float], width: int, utf: bool) -> Text:

@@ -127,7 +127,11 @@ def eval_text(state: RunState) -> str:
     if last is None:
         return ""
     text = ", ".join(wording.metric(name, value) for name, value in last.metrics.items())
-    if best is not None and best.step != last.step:
+    if best is None or len(state.evals) == 1:
+        return f"eval {text}"
+    if last.metrics.get(best.name) == best.value:
+        text += ", the best so far"
+    else:
         text += f" (best {wording.metric(best.name, best.value)} at step {best.step})"
     return f"eval {text}"
 

@@ -89,7 +89,9 @@ class RunState:
         self.grad_norm: float | None = None
         self.eval_s = 0.0
         self.checkpoint_s = 0.0
+        self.first_step = start_step + 1
         self.step_s = 0.0
+        self.num_steps_read = 0
         self.throughput = Throughput(num_ranks=self.world_size or 1, first_step=start_step + 1)
         self.part_sums = PartSums(first_step=start_step + 1)
         self._recent_parts: deque[StepEvent] = deque(maxlen=_PARTS_WINDOW_STEPS)
@@ -150,7 +152,7 @@ class RunState:
         """Where the lead rank's last 50 steps went; empty where nothing was measured."""
         sums = PartSums(first_step=self.part_sums.first_step)
         for event in self._recent_parts:
-            sums.add(event.step, event.parts, event.step_s or 0.0)
+            sums.add(event.step, event.parts)
         return sums.shares()
 
     def take_messages(self) -> list[MessageEvent]:
@@ -218,7 +220,8 @@ class RunState:
         self.grad_norm = event.grad_norm
         if event.step_s is not None:
             self.step_s += event.step_s
-            self.part_sums.add(event.step, event.parts, event.step_s)
+            self.num_steps_read += 1
+            self.part_sums.add(event.step, event.parts)
             self._recent_parts.append(event)
         if StepPart.CHECKPOINT in event.parts:
             self.throughput.pause_at(event.step, counts_in_step=True)

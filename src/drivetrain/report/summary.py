@@ -21,6 +21,8 @@ from drivetrain.telemetry.reader import read_events
 _INPUT_BOUND: Final = 0.20
 _INPUT_FELT: Final = 0.05
 _MOST_RANKS: Final = 8
+# Of a long run only the last steps are read, about 70,000 of them in 4 s; the rest of its events in full.
+_MOST_STEP_BYTES: Final = 16 << 20
 _LABEL_WIDTH: Final = 10
 
 
@@ -72,7 +74,7 @@ def _read(run_dir: RunDir) -> RunState:
     state = RunState()
     paths = sorted(run_dir.events.glob("rank-*.jsonl"))
     for path in paths[:1]:
-        for event in read_events(path):
+        for event in read_events(path, steps_from_byte=path.stat().st_size - _MOST_STEP_BYTES):
             state.apply(event)
     for path in paths[1:]:
         if state.cluster_is_seen:
@@ -166,7 +168,7 @@ def _speed(state: RunState) -> list[str]:
 
 def _time(state: RunState) -> list[str]:
     lines = []
-    if state.step_s > 0:
+    if state.step_s > 0 and state.num_steps_read == state.step - state.first_step + 1:
         checkpoint_in_steps_s = state.part_sums.seconds.get(StepPart.CHECKPOINT, 0.0)
         pieces = [
             f"steps {wording.duration(state.step_s - checkpoint_in_steps_s)}",
@@ -185,7 +187,8 @@ def _time(state: RunState) -> list[str]:
         text = ", ".join(
             f"{part.value.replace('_', ' ')} {wording.share(value)}" for part, value in largest_first
         )
-        lines.append(_row("", f"of a step: {text}"))
+        label = "" if lines else "time"
+        lines.append(_row(label, f"of a step: {text}"))
     return lines
 
 
@@ -240,32 +243,38 @@ def _try_next(state: RunState, run_dir: RunDir, status: str, saved: Path | None)
     started = state.started
     if status != "done":
         if saved is not None:
-            offers.append((resume_command(run_dir), "go on from there"))
-        return _table("try next", offers)
+            offers.append(("go on from the checkpoint", resume_command(run_dir)))
+        return _commands(offers)
     if saved is not None:
-        offers.append((f"drivetrain export {shlex.quote(str(run_dir.path))}", "the weights as safetensors"))
+        command = f"drivetrain export {shlex.quote(str(run_dir.path))}"
+        offers.append(("write the weights as safetensors", command))
     if started is None:
-        return _table("try next", offers)
+        return _commands(offers)
     again = f"drivetrain train {shlex.quote(str(run_dir.config))} --output"
     wait = state.throughput.whole().data_wait_share
     if wait is not None and wait >= _INPUT_BOUND:
-        now = f"now {started.loader}" if started.loader else "the input sets the pace"
-        offers.append((f"{again} {_beside(run_dir, 'workers')} --workers NUMBER", f"more workers; {now}"))
+        now = f" (now {started.loader})" if started.loader else ""
+        command = f"{again} {_beside(run_dir, 'workers')} --workers NUMBER"
+        offers.append((f"give the input more workers{now}", command))
     elif _fits_more_processes(state):
         num = 2 * started.world_size
         command = f"{again} {_beside(run_dir, f'{num}-processes')} --nproc-per-node {num}"
-        offers.append((command, "the same batches on twice the processes, if there are devices"))
+        offers.append((f"the same batches on {num} processes, if there are as many devices", command))
     if saved is not None and started.num_samples > 0:
         epochs = started.total_steps * started.global_batch / started.num_samples
-        offers.append((f"{resume_command(run_dir)} --epochs {max(round(2 * epochs), 1)}", "twice as long"))
-    return _table("try next", offers)
+        command = f"{resume_command(run_dir)} --epochs {max(round(2 * epochs), 1)}"
+        offers.append(("train twice as long", command))
+    return _commands(offers)
 
 
 def _fits_more_processes(state: RunState) -> bool:
-    """One machine, and a global batch that gives each of twice the ranks a sample."""
+    """One machine, a global batch that gives each of twice the ranks a sample, and GPUs; processes that share
+    a machine's CPUs already get no faster by being more, unless there is only one."""
     started = state.started
     hosts = {header.host for header in state.headers.values()}
-    return started is not None and len(hosts) == 1 and started.global_batch >= 2 * started.world_size
+    if started is None or len(hosts) != 1 or started.global_batch < 2 * started.world_size:
+        return False
+    return started.world_size == 1 or all(device.startswith("cuda") for device in started.devices)
 
 
 def _beside(run_dir: RunDir, suffix: str) -> str:
@@ -274,6 +283,14 @@ def _beside(run_dir: RunDir, suffix: str) -> str:
 
 def _row(label: str, text: str) -> str:
     return f"{label:<{_LABEL_WIDTH}}{text}"
+
+
+def _commands(offers: list[tuple[str, str]]) -> list[str]:
+    """Each command on a line of its own below what it is for, to be copied."""
+    lines = []
+    for index, (purpose, command) in enumerate(offers):
+        lines += [_row("try next" if index == 0 else "", f"{purpose}:"), _row("", f"  {command}")]
+    return lines
 
 
 def _table(label: str, rows: list[tuple[str, str]]) -> list[str]:

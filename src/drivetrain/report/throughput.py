@@ -132,20 +132,12 @@ class PartSums:
 
     first_step: int = 1
     seconds: dict[StepPart, float] = field(default_factory=dict)
-    step_s: float = 0.0
-    num_steps: int = 0
-    warm_up_s: float = 0.0
 
-    def add(self, step: int, parts: dict[StepPart, float], step_s: float) -> None:
+    def add(self, step: int, parts: dict[StepPart, float]) -> None:
         if step < self.first_step + NUM_WARM_UP_STEPS:
-            self.warm_up_s += step_s
-            return
-        if not parts:
             return
         for part, seconds in parts.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + seconds
-        self.step_s += step_s
-        self.num_steps += 1
 
     def shares(self) -> dict[StepPart, float]:
         """Shares of the whole, in the order of `StepPart`; empty where nothing was measured."""

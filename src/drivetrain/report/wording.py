@@ -73,10 +73,8 @@ def rate(per_s: float) -> str:
 
 def share(part: float) -> str:
     """A percentage; a part that is there is never rounded to nothing."""
-    percent = 100 * part
-    if 0 < percent < 1:
-        return "<1 %"
-    return f"{percent:.0f} %"
+    percent = round(100 * part)
+    return "<1 %" if percent == 0 and part > 0 else f"{percent} %"
 
 
 def num_bytes(number: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from drivetrain.spec.run_dir import RunDir
-from drivetrain.telemetry.events import EVENT_TYPES, Event
+from drivetrain.telemetry.events import EVENT_TYPES, ClusterStep, Event, StepEvent
 from drivetrain.telemetry.json_lines import from_line
 
 _CHUNK_BYTES: Final = 1 << 18
@@ -18,8 +18,12 @@ _LONGEST_LINE_BYTES: Final = 4 << 20
 _DRAIN_TIMEOUT_S: Final = 5.0
 
 
-def read_events(path: Path, *, kinds: Collection[type[Event]] | None = None) -> Iterator[Event]:
+def read_events(
+    path: Path, *, kinds: Collection[type[Event]] | None = None, steps_from_byte: int = 0
+) -> Iterator[Event]:
     """The events of one rank's file in the order written; with `kinds`, only those, the others left unparsed.
+    So are the two kinds that come every step as far as they stand before `steps_from_byte`: parsing takes
+    25 µs a line, leaving out a fiftieth of that.
 
     Torn and malformed lines (a killed process, a full disk) and kinds of a later schema are left out.
 
@@ -27,9 +31,12 @@ def read_events(path: Path, *, kinds: Collection[type[Event]] | None = None) -> 
         OSError: the file cannot be read.
     """
     unwanted = _prefixes(set(EVENT_TYPES.values()) - set(kinds)) if kinds is not None else ()
+    every_step = _prefixes((StepEvent, ClusterStep))
+    offset = 0
     with path.open("rb") as file:
         for line in file:
-            if line.startswith(unwanted):
+            start, offset = offset, offset + len(line)
+            if line.startswith(unwanted) or (start < steps_from_byte and line.startswith(every_step)):
                 continue
             event = _parse(line)
             if event is not None and (kinds is None or type(event) in kinds):

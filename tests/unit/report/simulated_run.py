@@ -42,6 +42,7 @@ class Simulation:
     eval_every: int = 10
     with_cluster: bool = True
     restart: int = 0
+    device: str = "cpu"
     bad: dict[int, str] = field(default_factory=dict)
 
     def header(self, rank: int) -> Header:
@@ -60,7 +61,7 @@ class Simulation:
         return RunStarted(
             name="digits",
             strategy="ddp",
-            devices=("cpu",) * self.world_size,
+            devices=(self.device,) * self.world_size,
             precision="fp32",
             total_steps=self.total_steps,
             num_samples=self.num_samples,
@@ -122,7 +123,7 @@ class Simulation:
                 yield CheckpointEvent(step=step, path=str(path), seconds=0.1, bytes=123456)
 
     def write(self, *, until: int | None = None, status: str | None = "done", reason: str = "") -> None:
-        """All ranks, each from a thread of its own as if from its process; `status` None ends as if killed."""
+        """All ranks, each from a thread as if from its process; `status` None ends as if killed."""
         threads = [
             threading.Thread(target=self._write_rank, args=(rank, until, status, reason))
             for rank in range(self.world_size)

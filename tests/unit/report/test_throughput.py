@@ -90,7 +90,6 @@ def test_part_shares_sum_to_one_and_leave_out_the_first_steps() -> None:
     sums = PartSums()
     for step in range(1, 11):
         parts = {StepPart.FORWARD: 0.25, StepPart.BACKWARD: 0.75 if step > 3 else 99.0}
-        sums.add(step, parts, sum(parts.values()))
+        sums.add(step, parts)
     assert sums.shares() == {StepPart.FORWARD: 0.25, StepPart.BACKWARD: 0.75}
-    assert sums.warm_up_s == pytest.approx(3 * 99.25)
     assert PartSums().shares() == {}

@@ -40,6 +40,20 @@ def test_only_the_wanted_kinds_are_read(tmp_path: Path) -> None:
     assert [event.kind for event in read_events(path, kinds={Header, MessageEvent})] == ["header", "message"]
 
 
+def test_of_a_long_file_early_steps_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    writer = EventWriter(path, header(0))
+    for number in range(1, 11):
+        writer.write(StepEvent(step=number, position=1, num_samples=1))
+        writer.write(MessageEvent(level="info", text=str(number)))
+        if number == 7:
+            size = path.stat().st_size
+    writer.close()
+    events = list(read_events(path, steps_from_byte=size))
+    assert [event.step for event in events if isinstance(event, StepEvent)] == [8, 9, 10]
+    assert len(texts(events)) == 10
+
+
 def test_a_line_that_grows_in_pieces_comes_once_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     tail = EventTail([path])
