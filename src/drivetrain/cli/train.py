@@ -71,9 +71,14 @@ def _run_as_rank(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]) 
         check_folder(run_dir, resume="auto" if rank_env.restart_count else config.resume)
         create_folder(run_dir)
         write(config, run_dir.config, (f"started by {rank_env.launcher}, {rank_env.world_size} ranks",))
+    from drivetrain.report.progress import ProgressDisplay
     from drivetrain.train.worker import run_worker
 
-    return run_worker(config, path)
+    if not rank_env.is_first:
+        return run_worker(config, path)
+    # Nobody else shows this run: its launcher knows nothing of it.
+    with ProgressDisplay(run_dir, force_plain=True):
+        return run_worker(config, path)
 
 
 def _shared_folder(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]) -> Path:

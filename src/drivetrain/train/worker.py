@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
 from drivetrain.spec.exit_codes import ExitCode
+from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ def main() -> None:
     from drivetrain.config.load import load
 
     run_dir = Path(sys.argv[1])
-    code = run_worker(load(RunDir(run_dir).config), run_dir)
+    config = load(RunDir(run_dir).config)
+    if read_rank_env(os.environ).restart_count:
+        # Started anew by the launcher after a failure: go on, whatever the first start was told.
+        config = config.model_copy(update={"resume": "auto"})
+    code = run_worker(config, run_dir)
     sys.stdout.flush()
     sys.stderr.flush()
     if code != ExitCode.DONE:
