@@ -79,6 +79,7 @@ class Trainer:
                 sample_unit=task.sample_unit,
             )
             self._open_sinks(state)
+            self._metrics = task.build_metrics()
             metrics: dict[str, float] = {}
             for step in data:
                 run.train_step(state, step, task.objective)
@@ -152,7 +153,7 @@ class Trainer:
             state,
             task.eval_data,
             task.eval_objective or task.objective,
-            task.build_metrics(),
+            self._metrics,
             batch=None if self.config.evaluate.batch == "auto" else self.config.evaluate.batch,
             render=task.eval_render,
             update=task.update_metric,

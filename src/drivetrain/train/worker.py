@@ -32,7 +32,7 @@ def run_worker(config: RunConfig, run_dir: Path) -> int:
 
         Trainer(config, output=run_dir).fit()
     except _EXPLAINED as error:
-        _report(error, "".join(traceback.format_exception(error)))
+        _report(error, "")
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 - this is the process's outermost frame
