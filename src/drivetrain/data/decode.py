@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 # Pillow's modes with one 16-bit channel.
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -35,7 +35,7 @@ def decode_rgb(path: str | Path) -> Image.Image:
                 with Image.open(file) as image:
                     image.load()
                     return _to_rgb(image)
-            except Image.UnidentifiedImageError as error:
+            except UnidentifiedImageError as error:
                 file.seek(0)
                 raise ValueError(_why_no_image(file.read(16))) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -27,7 +27,9 @@ class DeviceCopier:
 
     def __init__(self, device: torch.device, *, reuse: bool = False) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._reuse = reuse
         self._kept: dict[int, MicroBatch] = {}
 
