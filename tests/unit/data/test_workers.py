@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
 from typing import Any
 
 import pytest
 
-from drivetrain.data.workers import LoaderPlan, plan_loader, quiet_start
+from drivetrain.data.workers import LoaderPlan, plan_loader, starting_workers
 from drivetrain.spec.errors import InputError
 
 
@@ -63,10 +64,22 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_forking_beside_threads_is_quiet_inside_and_heard_outside() -> None:
     message = "This process (pid=1) is multi-threaded, use of fork() may lead to deadlocks in the child."
-    with quiet_start():
+    with starting_workers():
         warnings.warn(message, DeprecationWarning, stacklevel=1)
     with pytest.raises(DeprecationWarning):
         warnings.warn(message, DeprecationWarning, stacklevel=1)
+
+
+def test_a_signal_while_workers_start_reaches_the_rank_afterwards() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    try:
+        with starting_workers():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert seen == []
+        assert seen == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_forking_beside_a_thread_does_not_warn() -> None:
@@ -74,7 +87,7 @@ def test_forking_beside_a_thread_does_not_warn() -> None:
     thread = threading.Thread(target=release.wait, args=(30,))
     thread.start()
     try:
-        with quiet_start():
+        with starting_workers():
             child = os.fork()  # warns from Python 3.12 on, and warnings are errors here
             if child == 0:
                 os._exit(0)
