@@ -69,8 +69,10 @@ def test_a_prepared_batch_may_be_larger_than_what_was_made_and_padding_has_weigh
     dataset = SyntheticImages(size=2, num_classes=5, num_samples=3, prepared=True)
     assert dataset.prepared_batch(700)[0].shape == (700, 3, 2, 2)
     assert dataset.prepared_batch(700)[1].shape == (700,)
-    micros = next(stream(dataset, global_batch=4, ranks=3, rank=2, micro=1)).micro_batches
-    assert [micro.num_valid for micro in micros] == [1.0, 0.0]
+    source = stream(dataset, global_batch=4, ranks=3, rank=2, micro=1)
+    for step in itertools.islice(source, 2):
+        assert [micro.num_valid for micro in step.micro_batches] == [1.0, 0.0]
+        assert [micro.weight.tolist() for micro in source.device_batches(step)] == [[1.0], [0.0]]
 
 
 def test_preparing_passes_through_the_label_check() -> None:
