@@ -73,16 +73,15 @@ def train(
     data: dict[str, Any] | None = None,
     optimizer: str = "adamw",
     own_loop: bool = False,
-    pause: float | None = None,
     lr: float = 0.01,
+    device: str = "cpu",
     **settings: Any,
 ) -> dict[str, Any]:
     """Trains `steps` steps; the ids, parameters and losses of each, and the final weights and buffers."""
-    del pause
     run = dt.Run(
         global_batch=GLOBAL_BATCH,
         seed=3,
-        device="cpu",
+        device=device,
         output=Path(output) if output else None,
         checkpoint=CheckpointPolicy(every_steps=save_every, keep=10),
         **settings,
@@ -113,8 +112,8 @@ def train(
             out = _own_step(run, state, step) if own_loop else run.train_step(state, step, objective)
             losses.append(out.loss)
             run.checkpoint_if_due(state, step)
-        weights = {name: t.detach().clone() for name, t in state.module.state_dict().items()}
-        ema = {name: t.clone() for name, t in state.ema.weights.items()} if state.ema else {}
+        weights = {name: t.detach().cpu().clone() for name, t in state.module.state_dict().items()}
+        ema = {name: t.cpu().clone() for name, t in state.ema.weights.items()} if state.ema else {}
         scale = state.scaler.get_scale() if state.scaler else None
     return {
         "first_step": first_step,

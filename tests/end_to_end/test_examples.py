@@ -1,11 +1,12 @@
 """The examples, started in each way that they say they can be."""
 
 import re
+from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 
-OWN_LOOP = REPOSITORY / "examples" / "own_loop.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OWN_LOOP = EXAMPLES / "own_loop.py"
 
 
 def losses(text):
@@ -23,7 +24,7 @@ WAYS = {
     "mpirun": ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", 2, "python", OWN_LOOP),
     "launch": ("drivetrain", "launch", "--nproc-per-node", 2, "--", OWN_LOOP),
     "inner loop": (
-        "drivetrain", "launch", "--nproc-per-node", 2, "--", REPOSITORY / "examples" / "own_inner_loop.py",
+        "drivetrain", "launch", "--nproc-per-node", 2, "--", EXAMPLES / "own_inner_loop.py",
     ),
 }  # fmt: skip
 

@@ -27,9 +27,12 @@ class DeviceCopier:
 
     def __init__(self, device: torch.device, *, reuse: bool = False) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._reuse = reuse
-        self._kept: dict[int, MicroBatch] = {}
+        # By size and valid samples: a padding slot and a batch of one sample differ in weight.
+        self._kept: dict[tuple[int, float], MicroBatch] = {}
 
     def copy(self, micro: MicroBatch) -> MicroBatch:
         """`micro` on the device, safe to use in the current stream. The host does not wait."""
@@ -47,7 +50,7 @@ class DeviceCopier:
             yield self._hand_over(ahead)
 
     def _start(self, micro: MicroBatch) -> _Copy:
-        kept = self._kept.get(micro.size)
+        kept = self._kept.get((micro.size, micro.num_valid))
         if kept is not None:
             return _Copy(micro=replace(kept, ids=micro.ids, positions=micro.positions))
         if self._stream is None:
@@ -72,5 +75,5 @@ class DeviceCopier:
 
             copy.micro.map_tensors(used_here)
         if self._reuse:
-            self._kept.setdefault(copy.micro.size, copy.micro)
+            self._kept.setdefault((copy.micro.size, copy.micro.num_valid), copy.micro)
         return copy.micro

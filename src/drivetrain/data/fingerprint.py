@@ -9,10 +9,12 @@ from drivetrain.data.image_index import ImageFolderIndex
 
 
 def fingerprint(dataset: Any) -> str:
-    """ "KIND:LENGTH:HASH". For image folders the hash is over the files' paths below the root and their sizes
-    (one question to the file system a file: a few seconds for a million files on a local disk, so ask on one
-    rank and in the background of a slow one). Moving the whole folder does not change it. For other data sets
-    it is over the type, the length and, where there is one, the attribute (or method) `fingerprint`.
+    """A text KIND:LENGTH:HASH, which changes with the data set.
+
+    For image folders the hash is over the files' paths below the root and their sizes: one question to the
+    file system a file, about ten seconds for a million files on a local disk, so one rank should ask for all.
+    Moving the whole folder does not change it. For other data sets the hash is over the type, the length and,
+    where there is one, the attribute (or method) `fingerprint`.
     """
     dataset = getattr(dataset, "unwrapped", dataset)
     inner = getattr(dataset, "index", None)

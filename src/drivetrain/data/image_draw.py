@@ -22,10 +22,9 @@ class ImageAugment:
     """A random crop of random area and shape, resized to `size` × `size`, and a horizontal flip.
 
     The crop is that of Szegedy et al., "Going deeper with convolutions" (2014), section 6, in the usual
-    form: up to ten tries of an area and an aspect ratio until one fits into the image, else the largest central crop
-    with an allowed ratio. Whether a try fits depends on the image's shape, so all ten are drawn and `render`
-    takes the first that fits: the parameters are the same whatever the image, and the draw takes as many
-    random numbers.
+    form: up to ten tries of an area and an aspect ratio until one fits into the image, else the largest
+    central crop with an allowed ratio. Whether a try fits depends on the image's shape, so all ten are drawn,
+    and `render` takes the first that fits: the parameters do not depend on the image.
 
     Attributes:
         size: pixels of each side of the result.

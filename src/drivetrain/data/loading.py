@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain.data.bad_samples import ReadFailure
 from drivetrain.data.batch import MicroBatch
 from drivetrain.data.position import Slots
-from drivetrain.data.workers import START_METHOD, LoaderPlan, quiet_start, worker_start
+from drivetrain.data.workers import START_METHOD, LoaderPlan, starting_workers, worker_start
 
 # torch says these by text only.
 _WORKER_DIED = re.compile(
@@ -81,7 +81,7 @@ class OrderedLoader:
         """Starts the worker processes, if there are any, so that they read ahead; otherwise does nothing."""
         if self._plan.workers == 0 or self._workers is not None or self._closed:
             return
-        with quiet_start():
+        with starting_workers():
             loader: DataLoader[Any] = DataLoader(
                 _ReaderAsDataset(self._reader),
                 batch_size=None,

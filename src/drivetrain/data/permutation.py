@@ -16,7 +16,7 @@ _Step = Callable[[_Uint64], _Uint64]
 # The limit of the reduction by multiply and shift below: both halves must stay under 2**32.
 MAX_SIZE = 2**62
 
-# Enough that all orders of 4, 5 and 6 elements are equally frequent over keys (chi-square, in the tests);
+# Enough that all orders of 4 and 5 elements are equally frequent over keys (chi-square, in the tests);
 # with large halves fewer rounds do.
 _ROUNDS = 8
 _ROUNDS_OF_SMALL = 16

@@ -24,6 +24,8 @@ START_METHOD = "fork"
 _MOST_WORKERS = 16
 _DEFAULT_PREFETCH = 4
 _PR_SET_PDEATHSIG = 1
+# Sent to a whole job step by schedulers, or by a terminal to its foreground processes.
+_JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,11 @@ def _check(key: str, value: int | str, *, at_least: int) -> None:
 
 
 @contextmanager
-def quiet_start() -> Iterator[None]:
-    """Silences two warnings while data workers are started.
+def starting_workers() -> Iterator[None]:
+    """Holds back the job's signals and silences two warnings while data workers are forked.
+
+    Until a worker has run what `worker_start` gives it, such a signal would end it. The rank gets what came
+    in the meantime when the block ends.
 
     From Python 3.12 on, forking a process with threads warns that the child may deadlock on a lock that
     another thread held. A torch process always has threads. The risk is the one torch's data loader has
@@ -120,14 +125,18 @@ def quiet_start() -> Iterator[None]:
     GPU, no process group and no logging of the parent. torch's own advice on the number of workers is
     answered by the plan's reason.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=r".*multi-threaded, use of fork\(\)", category=DeprecationWarning
-        )
-        warnings.filterwarnings(
-            "ignore", message=r"This DataLoader will create \d+ worker", category=UserWarning
-        )
-        yield
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, _JOB_SIGNALS)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message=r".*multi-threaded, use of fork\(\)", category=DeprecationWarning
+            )
+            warnings.filterwarnings(
+                "ignore", message=r"This DataLoader will create \d+ worker", category=UserWarning
+            )
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 def worker_start() -> Callable[[int], None]:
@@ -142,8 +151,9 @@ def worker_start() -> Callable[[int], None]:
     tied = threading.current_thread() is threading.main_thread() and sys.platform == "linux"
 
     def start(worker_id: int) -> None:  # noqa: ARG001 - torch passes it
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(name, signal.SIG_IGN)
+        for number in _JOB_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _JOB_SIGNALS)
         if tied:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:  # it died before the line above
