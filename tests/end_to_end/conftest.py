@@ -33,7 +33,9 @@ Shell = Callable[..., Ended]
 def shell(tmp_path) -> Shell:
     """`shell("drivetrain", "train", …)` runs a program of this environment in an empty folder."""
 
-    def run(program: str, *args: object, timeout_s: float = 90, **variables: str) -> Ended:
+    def run(
+        program: str, *args: object, timeout_s: float = 90, cwd: Path = tmp_path, **variables: str
+    ) -> Ended:
         path = BIN / program
         environ = {
             **os.environ,
@@ -43,7 +45,7 @@ def shell(tmp_path) -> Shell:
         }
         done = subprocess.run(
             [str(path if path.exists() else program), *map(str, args)],
-            cwd=tmp_path,
+            cwd=cwd,
             env=environ,
             capture_output=True,
             text=True,

@@ -43,7 +43,7 @@ def test_a_bad_sample_fails_the_run_with_its_name(ranks):
 
 def _first_failure(bad):
     try:
-        programs.train(steps=14, data={"bad": (bad,)})
+        programs.train(steps=14, data={"bad": (bad,)}, timeout_s=5.0)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing failed"

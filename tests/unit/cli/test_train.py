@@ -219,7 +219,8 @@ def test_what_only_prints_never_imports_torch(folder, flag):
         "print('torch' in sys.modules)"
     )
     # An absolute path: the child works in another folder.
-    environment = {**os.environ, "PYTHONPATH": str(Path(drivetrain.__file__).parents[1])}
+    path = [str(Path(drivetrain.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=folder, env=environment
     )

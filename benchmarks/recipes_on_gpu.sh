@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests that need a GPU, then the recipes' speed on synthetic data, eager and compiled. Writes to $OUT.
-#   OUT=results bash benchmarks/first_gpu.sh
+#   OUT=results bash benchmarks/recipes_on_gpu.sh
 set -u
 OUT=${OUT:?a folder for the results}
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
