@@ -76,7 +76,7 @@ def test_a_signal_while_workers_start_reaches_the_rank_afterwards() -> None:
     try:
         with starting_workers():
             os.kill(os.getpid(), signal.SIGUSR1)
-            # Another thread of the process may take it at once; the starting one, whose mask is inherited, not.
+            # Another thread may take it at once; the one that forks, whose mask workers inherit, not.
             assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         assert seen == [signal.SIGUSR1]
