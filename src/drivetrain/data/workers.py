@@ -116,8 +116,8 @@ def _check(key: str, value: int | str, *, at_least: int) -> None:
 def starting_workers() -> Iterator[None]:
     """Holds back the job's signals and silences two warnings while data workers are forked.
 
-    Until a worker has run what `worker_start` gives it, such a signal would end it. The rank gets what came
-    in the meantime when the block ends.
+    Until a worker has run what `worker_start` gives it, such a signal would end it; the mask set here is
+    inherited. The rank gets what came in the meantime when the block ends, if not before by another thread.
 
     From Python 3.12 on, forking a process with threads warns that the child may deadlock on a lock that
     another thread held. A torch process always has threads. The risk is the one torch's data loader has
