@@ -47,6 +47,7 @@ class AgentReport:
     restarts: int = 0
     failures_elsewhere: tuple[RankOutcome, ...] = ()
     error: str | None = None
+    has_failed: bool = False  # here or on another machine, in the last attempt
     failure_seen_s: float | None = None  # monotonic
 
 
@@ -114,6 +115,7 @@ class RankAgent(LocalElasticAgent):
     def _open_epoch(self, worker_group: Any) -> None:
         """The machines of one attempt agree on a name for it, over the store that only they share."""
         self._has_announced = self._has_published = False
+        self._report.failure_seen_s = None
         if self._bulletin is None:
             return
         if worker_group.group_rank == 0:
@@ -145,7 +147,13 @@ class RankAgent(LocalElasticAgent):
             self._report.failure_seen_s = self._report.failure_seen_s or time.monotonic()
             self._ranks.stop()
             return RunResult(state=WorkerState.FAILED)
-        if not is_over or not self._others_are_done(deadline):
+        if not is_over:
+            return RunResult(state=WorkerState.HEALTHY)
+        others = self._ends_of_all(deadline)
+        if any(others.values()):
+            self._report.failure_seen_s = self._report.failure_seen_s or time.monotonic()
+            return RunResult(state=WorkerState.FAILED)
+        if len(others) < (worker_group.group_world_size or 1):
             return RunResult(state=WorkerState.HEALTHY)
         values = {worker.global_rank: None for worker in worker_group.workers}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
@@ -156,26 +164,24 @@ class RankAgent(LocalElasticAgent):
             self._report.failure_seen_s = time.monotonic()
             self._bulletin.announce_failure()
 
-    def _others_are_done(self, deadline: float) -> bool:
-        """All our ranks ended well. The job has only ended well when those of every machine have."""
+    def _ends_of_all(self, deadline: float) -> dict[int, RankOutcome | None]:
+        """How the machines ended, by node rank. Ours has ended well; the job has when all have."""
         if self._bulletin is None:
-            return True
+            return {0: None}
         if not self._has_published:
             self._has_published = True
             self._bulletin.publish_end(None, timeout_s=5.0)
         if self._bulletin.is_gone:
             raise RendezvousConnectionError("the store went away before the other machines were done")
-        if len(self._bulletin.ends(timeout_s=1.0)) == self._num_nodes():
-            return True
+        ends = self._bulletin.ends(timeout_s=1.0)
+        if len(ends) == self._bulletin.num_nodes:
+            return ends
         if lost := self._bulletin.lost_nodes():
             raise RendezvousConnectionError(
                 f"no sign of life from node rank {', '.join(map(str, lost))} for {LOST_AFTER_S:.0f} s"
             )
         time.sleep(max(0.0, deadline - time.monotonic()))
-        return False
-
-    def _num_nodes(self) -> int:
-        return self.get_worker_group().group_world_size or 1
+        return ends
 
     def _exit_barrier(self) -> None:
         """Nothing to wait for: the ranks counted as successful only once every machine was done."""
@@ -227,7 +233,10 @@ def run_agent(
             interval_s=request.monitor_interval_s,
             report=report,
         )
-        agent.run()
+        result = agent.run()
+        report.has_failed = result is None or result.is_failed()
+        if result is None:
+            report.error = "the job has all the machines it may have; this one was not taken"
     except StoppedError:
         pass  # the launcher was interrupted, and says so itself
     except RendezvousClosedError:
@@ -236,11 +245,15 @@ def run_agent(
         report.error = _explain(request, report, error)
     finally:
         ranks.stop()
-        if bulletin is not None and report.node_rank is not None:
+        is_joined = bulletin is not None and report.node_rank is not None
+        if bulletin is not None and is_joined:
             report.failures_elsewhere = _exchange(request, ranks, bulletin, report)
-            bulletin.close()
         if handler is not None and ranks.interrupted is None:
             _close(handler)
+        if bulletin is not None:
+            if is_joined:
+                bulletin.leave(timeout_s=_HEAR_S)
+            bulletin.close()
 
 
 def _open_bulletin(request: LaunchRequest, run_id: str) -> Bulletin | None:
@@ -259,8 +272,7 @@ def _exchange(
 ) -> tuple[RankOutcome, ...]:
     """Publishes this machine's earliest failure and returns those of the others, where any machine failed."""
     own = own_failure(ranks, node_rank=report.node_rank or 0)
-    if own is None and not bulletin.peer_failed and report.error is None:
-        bulletin.leave(timeout_s=_HEAR_S)
+    if own is None and not report.has_failed and report.error is None:
         return ()
     bulletin.announce_failure()
     bulletin.publish_end(own, timeout_s=_HEAR_S)
@@ -269,7 +281,6 @@ def _exchange(
     ends = bulletin.collect_ends(
         deadline_s=max(now + 1.0, (report.failure_seen_s or now) + request.grace_s + _HEAR_S)
     )
-    bulletin.leave(timeout_s=1.0)
     missing = set(range(bulletin.num_nodes)) - set(ends) - {report.node_rank}
     if missing and report.error is None:
         nodes = ", ".join(map(str, sorted(missing)))

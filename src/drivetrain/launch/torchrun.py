@@ -239,7 +239,9 @@ class _Job:
             code = exit_code_for_signal(self._ranks.interrupted)
             name = signal_name(self._ranks.interrupted)
             error = f"the launcher was interrupted by {name}; all ranks were ended"
-        elif code == ExitCode.DONE and (error or self._agent.problem or not ranks):
+        elif code == ExitCode.DONE and (
+            error or self._agent.problem or not ranks or report is None or report.has_failed
+        ):
             code = ExitCode.USAGE if isinstance(self._agent.problem, InputError) else ExitCode.FAILED
         return Outcome(
             exit_code=int(code),
