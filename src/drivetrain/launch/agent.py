@@ -147,6 +147,7 @@ class RankAgent(LocalElasticAgent):
             self._report.failure_seen_s = self._report.failure_seen_s or time.monotonic()
             self._ranks.stop()
             return RunResult(state=WorkerState.FAILED)
+        self._check_signs_of_life()
         if not is_over:
             return RunResult(state=WorkerState.HEALTHY)
         others = self._ends_of_all(deadline)
@@ -176,12 +177,14 @@ class RankAgent(LocalElasticAgent):
         ends = self._bulletin.ends(timeout_s=1.0)
         if len(ends) == self._bulletin.num_nodes:
             return ends
-        if lost := self._bulletin.lost_nodes():
-            raise RendezvousConnectionError(
-                f"no sign of life from node rank {', '.join(map(str, lost))} for {LOST_AFTER_S:.0f} s"
-            )
         time.sleep(max(0.0, deadline - time.monotonic()))
         return ends
+
+    def _check_signs_of_life(self) -> None:
+        if self._bulletin is None or not (lost := self._bulletin.lost_nodes()):
+            return
+        nodes = ", ".join(map(str, lost))
+        raise RendezvousConnectionError(f"no sign of life from node rank {nodes} for {LOST_AFTER_S:.0f} s")
 
     def _exit_barrier(self) -> None:
         """Nothing to wait for: the ranks counted as successful only once every machine was done."""

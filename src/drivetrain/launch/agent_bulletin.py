@@ -44,8 +44,9 @@ class Bulletin:
     Keys live under an epoch, one an attempt, so that notices of an earlier attempt are never taken for new.
     """
 
-    def __init__(self, host: str, port: int, *, run_id: str) -> None:
+    def __init__(self, host: str, port: int, *, run_id: str, lost_after_s: float = LOST_AFTER_S) -> None:
         self._host, self._port, self._run_id = host, port, run_id
+        self._lost_after_s = lost_after_s
         self._calls: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
         self._epoch: _Epoch | None = None
         self.is_gone = False
@@ -110,9 +111,9 @@ class Bulletin:
             left = self._ask(lambda store: int(store.add(key, 0)), epoch.num_nodes, timeout_s)
 
     def lost_nodes(self) -> tuple[int, ...]:
-        """Machines that have given no sign of life for LOST_AFTER_S."""
+        """Machines that have given no sign of life for `lost_after_s`."""
         now = time.monotonic()
-        return tuple(node for node, seen_s in self._now().seen_s.items() if now - seen_s > LOST_AFTER_S)
+        return tuple(node for node, seen_s in self._now().seen_s.items() if now - seen_s > self._lost_after_s)
 
     def close(self) -> None:
         """Lets the thread go; does not wait for it."""

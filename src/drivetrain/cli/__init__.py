@@ -1,0 +1,1 @@
+"""One file a verb: compose the rooms below, print, exit."""
