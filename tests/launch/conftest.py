@@ -98,7 +98,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     for launcher in launchers:
         if launcher.process.poll() is None:
             launcher.send(signal.SIGKILL)
-            launcher.process.communicate()
+        if launcher.process.stdout is not None and not launcher.process.stdout.closed:
+            launcher.process.communicate(timeout=LIMIT_S)
 
 
 def is_alive(pid: int) -> bool:

@@ -105,3 +105,15 @@ def test_an_interrupted_machine_ends_the_other(start: Start) -> None:
     assert ended.code == 143
     assert "rank 2 of 4 failed first: signal 15 (SIGTERM)" in ended.err
     assert "was interrupted by SIGTERM" in ended.err
+
+
+def test_a_machine_ends_its_ranks_when_the_stores_host_is_killed(start: Start) -> None:
+    port = free_port()
+    code = "import time\nprint('ready')\ntime.sleep(300)"
+    machines = [start(code, *machine_flags("static", port, node)) for node in (0, 1)]
+    machines[0].wait_for(2, "ready")
+    machines[0].send(9)
+    ended = machines[1].end(15.0)
+    assert (ended.code, "failed first" in ended.err) == (1, False)
+    assert "lost touch with the other machines" in ended.err
+    assert [item.signal for item in machines[0].outcome("outcome-node-00001.json").ranks] == [15, 15]

@@ -26,10 +26,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from drivetrain.launch.agent_bulletin import LOST_AFTER_S, Bulletin
-from drivetrain.launch.agent_rendezvous import open_rendezvous
+from drivetrain.launch.agent_rendezvous import HostedStoreRendezvous, open_rendezvous
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, rendezvous_of, split_endpoint
 from drivetrain.launch.environment import Place
-from drivetrain.launch.failures import earliest, rank_outcome, signal_name
+from drivetrain.launch.failures import causes, earliest, rank_outcome, signal_name
 from drivetrain.launch.ranks import RankProcesses, StoppedError
 from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.outcome import RankOutcome
@@ -84,11 +84,11 @@ class RankAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
+        self._open_epoch(worker_group)
         attempt = spec.max_restarts - self._remaining_restarts
         self._report.node_rank = worker_group.group_rank
         self._report.world_size = worker_group.workers[0].world_size
         self._report.restarts = attempt
-        self._open_epoch(worker_group)
         if attempt == 0 and self._ranks.is_started and self._bulletin is None:
             return self._ranks.pids()  # on one machine they were started before torch was even imported
         self._start_ranks([self._place(worker_group, worker, attempt) for worker in worker_group.workers])
@@ -113,17 +113,25 @@ class RankAgent(LocalElasticAgent):
         )
 
     def _open_epoch(self, worker_group: Any) -> None:
-        """The machines of one attempt agree on a name for it, over the store that only they share."""
+        """The machines of one attempt agree on a name for it and on how many restarts there have been.
+
+        Over the store that only they share. A machine that joins has seen none of the restarts, and one that
+        saw another rejoin before it heard of the failure has not counted it.
+        """
         self._has_announced = self._has_published = False
-        self._report.failure_seen_s = None
+        self._report.failure_seen_s = self._report.error = None
         if self._bulletin is None:
             return
+        max_restarts, num_nodes = worker_group.spec.max_restarts, worker_group.group_world_size
+        self._store.set(f"restarts/{worker_group.group_rank}", str(max_restarts - self._remaining_restarts))
         if worker_group.group_rank == 0:
             self._store.set("epoch", uuid.uuid4().hex)
+        restarts = max(int(self._store.get(f"restarts/{node}")) for node in range(num_nodes))
+        self._remaining_restarts = max(0, max_restarts - restarts)
         self._bulletin.open_epoch(
             self._store.get("epoch").decode(),
             node_rank=worker_group.group_rank or 0,
-            num_nodes=worker_group.group_world_size or 1,
+            num_nodes=num_nodes,
         )
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:  # noqa: ARG002
@@ -147,7 +155,9 @@ class RankAgent(LocalElasticAgent):
             self._report.failure_seen_s = self._report.failure_seen_s or time.monotonic()
             self._ranks.stop()
             return RunResult(state=WorkerState.FAILED)
-        self._check_signs_of_life()
+        if self._has_lost_a_machine():
+            self._ranks.stop()
+            return RunResult(state=WorkerState.FAILED)
         if not is_over:
             return RunResult(state=WorkerState.HEALTHY)
         others = self._ends_of_all(deadline)
@@ -172,19 +182,25 @@ class RankAgent(LocalElasticAgent):
         if not self._has_published:
             self._has_published = True
             self._bulletin.publish_end(None, timeout_s=5.0)
-        if self._bulletin.is_gone:
-            raise RendezvousConnectionError("the store went away before the other machines were done")
         ends = self._bulletin.ends(timeout_s=1.0)
         if len(ends) == self._bulletin.num_nodes:
             return ends
         time.sleep(max(0.0, deadline - time.monotonic()))
         return ends
 
-    def _check_signs_of_life(self) -> None:
-        if self._bulletin is None or not (lost := self._bulletin.lost_nodes()):
-            return
+    def _has_lost_a_machine(self) -> bool:
+        """Raises RendezvousConnectionError where a restart would not help."""
+        if self._bulletin is None:
+            return False
+        if self._bulletin.is_gone:
+            raise RendezvousConnectionError("the store that the machines meet at is gone")
+        if not (lost := self._bulletin.lost_nodes()):
+            return False
         nodes = ", ".join(map(str, lost))
-        raise RendezvousConnectionError(f"no sign of life from node rank {nodes} for {LOST_AFTER_S:.0f} s")
+        self._report.error = f"no sign of life from node rank {nodes} for {LOST_AFTER_S:.0f} s"
+        if isinstance(self._rdzv_handler, HostedStoreRendezvous):
+            raise RendezvousConnectionError(self._report.error)
+        return True
 
     def _exit_barrier(self) -> None:
         """Nothing to wait for: the ranks counted as successful only once every machine was done."""
@@ -294,8 +310,9 @@ def _exchange(
 def own_failure(ranks: RankProcesses, *, node_rank: int) -> RankOutcome | None:
     """The earliest failure of this machine, as the other machines are told of it."""
     host = socket.gethostname()
-    outcomes = [rank_outcome(end, node_rank=node_rank, host=host) for end in ranks.ends()]
-    first = earliest(outcomes)
+    ends = ranks.ends()
+    outcomes = [rank_outcome(end, node_rank=node_rank, host=host) for end in ends]
+    first = earliest(causes(ends, outcomes))
     if ranks.interrupted is None or not outcomes:
         return first
     if first is None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.launch.failures import earliest, job_exit_code, rank_outcome, read_error_file
+from drivetrain.launch.failures import causes, earliest, job_exit_code, rank_outcome, read_error_file
 from drivetrain.launch.ranks import RankEnd
 from drivetrain.spec.outcome import RankOutcome
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: no'
 
 
-def make_end(folder: Path, returncode: int | None, log: str = "") -> RankEnd:
+def make_end(folder: Path, returncode: int | None, log: str = "", *, stopped: float | None = None) -> RankEnd:
     (folder / "log").write_text(log)
     return RankEnd(
         rank=1,
@@ -21,6 +21,7 @@ def make_end(folder: Path, returncode: int | None, log: str = "") -> RankEnd:
         pid=7,
         returncode=returncode,
         ended_wall_s=1000.0,
+        stopped_wall_s=stopped,
         log=folder / "log",
         log_start=0,
         error_file=folder / "error.json",
@@ -106,6 +107,18 @@ def test_a_process_that_survived_sigkill_is_told_of(tmp_path: Path) -> None:
     result = rank_outcome(make_end(tmp_path, None), node_rank=0, host="a")
     assert (result.exit_code, result.signal) == (None, None)
     assert "survived SIGKILL" in (result.message or "")
+
+
+def test_a_rank_that_the_launcher_stopped_is_no_cause_unless_it_had_raised_before(tmp_path: Path) -> None:
+    end = make_end(tmp_path, -signal.SIGTERM, stopped=995.0)
+    stopped = rank_outcome(end, node_rank=0, host="a")
+    assert stopped.message == "ended by the launcher with SIGTERM"
+    assert causes([end], [stopped]) == ()
+    write_error_file(tmp_path, "990.5")
+    raised = rank_outcome(end, node_rank=0, host="a")
+    assert causes([end], [raised]) == (raised,)
+    alone = make_end(tmp_path, 1)
+    assert len(causes([alone], [rank_outcome(alone, node_rank=0, host="a")])) == 1
 
 
 def test_the_earliest_failure_wins_and_success_does_not_count() -> None:
