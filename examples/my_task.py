@@ -1,4 +1,4 @@
-"""A task of one's own: drivetrain train --task examples/my_task.py:build --global-batch 64 --epochs 3 --lr 0.01"""
+"""A task of one's own: drivetrain train --task examples/my_task.py:build --global-batch 64 --lr 0.01"""
 
 import torch
 from torch import nn

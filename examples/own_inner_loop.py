@@ -12,7 +12,7 @@ import drivetrain as dt
 
 
 def main() -> None:
-    # At most 8 samples at once: the rest of the rank's share is accumulated, without needless synchronisation.
+    # At most 8 samples at once: the rest of the rank's share is accumulated, without needless reductions.
     with dt.Run(global_batch=64, micro_batch=8, seed=0) as run:
         state = run.setup(build_model, build_optimizer)
         for step in run.stream(Spirals(), steps=400, loader_cost="memory"):

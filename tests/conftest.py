@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Ranks and loaders of a test share two cores; more threads a process only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from rank_pool import RankPool  # noqa: E402
+from rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")

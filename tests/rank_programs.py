@@ -196,8 +196,8 @@ def _fill(path: Path) -> None:
 
 def evaluate(*, num_samples: int) -> dict[str, float]:
     """Evaluates an untrained net on the first samples, with a metric that counts what it is given."""
-    from torchmetrics.classification import MulticlassAccuracy
     from torchmetrics.aggregation import SumMetric
+    from torchmetrics.classification import MulticlassAccuracy
 
     class First(Points):
         def __len__(self) -> int:

@@ -12,8 +12,8 @@ from drivetrain._version import __version__
 
 if TYPE_CHECKING:
     from drivetrain.data.batch import MicroBatch
-    from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
     from drivetrain.engine.objective import Objective, cross_entropy
+    from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
     from drivetrain.train.run import Run
     from drivetrain.train.task import Task
     from drivetrain.train.trainer import Trainer

@@ -1,4 +1,4 @@
-"""Every command of the README runs, unless the line above its block says why not; its code is the examples'."""
+"""Every command of the README runs, unless the line above its block says why not."""
 
 import re
 import shutil

@@ -1,8 +1,9 @@
-"""On a GPU: the same training as on the CPU, every precision, compiled, resumed; over NCCL where there are two."""
+"""On a GPU: trained as on the CPU, in every precision, compiled, resumed; over NCCL where there are two."""
 
 import pytest
-import rank_programs as programs
 import torch
+
+import rank_programs as programs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 NUM_GPUS = torch.cuda.device_count()

@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import rank_programs as programs
 
+import rank_programs as programs
 from drivetrain.engine.checkpoint import files
 
 

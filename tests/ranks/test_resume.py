@@ -1,8 +1,9 @@
 """Stopped and resumed in mid-epoch: the same samples follow, and the weights are the same to the bit."""
 
 import pytest
-import rank_programs as programs
 import torch
+
+import rank_programs as programs
 
 STEPS, STOP = 13, 6
 

@@ -1,8 +1,9 @@
 """One global batch on 1, 2 and 3 ranks: the same samples, augmentation, losses and weights."""
 
 import pytest
-import rank_programs as programs
 import torch
+
+import rank_programs as programs
 
 STEPS = 14  # more than two epochs of 52 samples in batches of 8
 

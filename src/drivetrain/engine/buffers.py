@@ -21,7 +21,7 @@ def local_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def averaged_buffers(module: nn.Module, world: World) -> Iterator[None]:
-    """Within it the buffers are the mean over ranks; afterwards this rank's own again. Called by all ranks."""
+    """Within it the buffers are the mean over ranks, afterwards this rank's own. Called by all ranks."""
     buffers = local_buffers(module)
     if world.size == 1 or not buffers:
         yield

@@ -42,7 +42,7 @@ class World:
         return self.env.world_size
 
     def gather(self, item: Any) -> list[Any]:
-        """`item` of every rank, in rank order. Called by all ranks, in the same order; blocks until all came."""
+        """`item` of every rank, in rank order. Called by all ranks, in the same order; waits for all."""
         if self.control is None:
             return [item]
         items: list[Any] = [None] * self.size

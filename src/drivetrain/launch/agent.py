@@ -26,10 +26,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from drivetrain.launch.agent_bulletin import LOST_AFTER_S, Bulletin
-from drivetrain.launch.agent_rendezvous import open_rendezvous
+from drivetrain.launch.agent_rendezvous import HostedStoreRendezvous, open_rendezvous
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, rendezvous_of, split_endpoint
 from drivetrain.launch.environment import Place
-from drivetrain.launch.failures import earliest, rank_outcome, signal_name
+from drivetrain.launch.failures import causes, earliest, rank_outcome, signal_name
 from drivetrain.launch.ranks import RankProcesses, StoppedError
 from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.outcome import RankOutcome
@@ -47,6 +47,7 @@ class AgentReport:
     restarts: int = 0
     failures_elsewhere: tuple[RankOutcome, ...] = ()
     error: str | None = None
+    has_failed: bool = False  # here or on another machine, in the last attempt
     failure_seen_s: float | None = None  # monotonic
 
 
@@ -83,11 +84,11 @@ class RankAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
+        self._open_epoch(worker_group)
         attempt = spec.max_restarts - self._remaining_restarts
         self._report.node_rank = worker_group.group_rank
         self._report.world_size = worker_group.workers[0].world_size
         self._report.restarts = attempt
-        self._open_epoch(worker_group)
         if attempt == 0 and self._ranks.is_started and self._bulletin is None:
             return self._ranks.pids()  # on one machine they were started before torch was even imported
         self._start_ranks([self._place(worker_group, worker, attempt) for worker in worker_group.workers])
@@ -112,16 +113,25 @@ class RankAgent(LocalElasticAgent):
         )
 
     def _open_epoch(self, worker_group: Any) -> None:
-        """The machines of one attempt agree on a name for it, over the store that only they share."""
+        """The machines of one attempt agree on a name for it and on how many restarts there have been.
+
+        Over the store that only they share. A machine that joins has seen none of the restarts, and one that
+        saw another rejoin before it heard of the failure has not counted it.
+        """
         self._has_announced = self._has_published = False
+        self._report.failure_seen_s = self._report.error = None
         if self._bulletin is None:
             return
+        max_restarts, num_nodes = worker_group.spec.max_restarts, worker_group.group_world_size
+        self._store.set(f"restarts/{worker_group.group_rank}", str(max_restarts - self._remaining_restarts))
         if worker_group.group_rank == 0:
             self._store.set("epoch", uuid.uuid4().hex)
+        restarts = max(int(self._store.get(f"restarts/{node}")) for node in range(num_nodes))
+        self._remaining_restarts = max(0, max_restarts - restarts)
         self._bulletin.open_epoch(
             self._store.get("epoch").decode(),
             node_rank=worker_group.group_rank or 0,
-            num_nodes=worker_group.group_world_size or 1,
+            num_nodes=num_nodes,
         )
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:  # noqa: ARG002
@@ -145,7 +155,16 @@ class RankAgent(LocalElasticAgent):
             self._report.failure_seen_s = self._report.failure_seen_s or time.monotonic()
             self._ranks.stop()
             return RunResult(state=WorkerState.FAILED)
-        if not is_over or not self._others_are_done(deadline):
+        if self._has_lost_a_machine():
+            self._ranks.stop()
+            return RunResult(state=WorkerState.FAILED)
+        if not is_over:
+            return RunResult(state=WorkerState.HEALTHY)
+        others = self._ends_of_all(deadline)
+        if any(others.values()):
+            self._report.failure_seen_s = self._report.failure_seen_s or time.monotonic()
+            return RunResult(state=WorkerState.FAILED)
+        if len(others) < (worker_group.group_world_size or 1):
             return RunResult(state=WorkerState.HEALTHY)
         values = {worker.global_rank: None for worker in worker_group.workers}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
@@ -156,26 +175,32 @@ class RankAgent(LocalElasticAgent):
             self._report.failure_seen_s = time.monotonic()
             self._bulletin.announce_failure()
 
-    def _others_are_done(self, deadline: float) -> bool:
-        """All our ranks ended well. The job has only ended well when those of every machine have."""
+    def _ends_of_all(self, deadline: float) -> dict[int, RankOutcome | None]:
+        """How the machines ended, by node rank. Ours has ended well; the job has when all have."""
         if self._bulletin is None:
-            return True
+            return {0: None}
         if not self._has_published:
             self._has_published = True
             self._bulletin.publish_end(None, timeout_s=5.0)
-        if self._bulletin.is_gone:
-            raise RendezvousConnectionError("the store went away before the other machines were done")
-        if len(self._bulletin.ends(timeout_s=1.0)) == self._num_nodes():
-            return True
-        if lost := self._bulletin.lost_nodes():
-            raise RendezvousConnectionError(
-                f"no sign of life from node rank {', '.join(map(str, lost))} for {LOST_AFTER_S:.0f} s"
-            )
+        ends = self._bulletin.ends(timeout_s=1.0)
+        if len(ends) == self._bulletin.num_nodes:
+            return ends
         time.sleep(max(0.0, deadline - time.monotonic()))
-        return False
+        return ends
 
-    def _num_nodes(self) -> int:
-        return self.get_worker_group().group_world_size or 1
+    def _has_lost_a_machine(self) -> bool:
+        """Raises RendezvousConnectionError where a restart would not help."""
+        if self._bulletin is None:
+            return False
+        if self._bulletin.is_gone:
+            raise RendezvousConnectionError("the store that the machines meet at is gone")
+        if not (lost := self._bulletin.lost_nodes()):
+            return False
+        nodes = ", ".join(map(str, lost))
+        self._report.error = f"no sign of life from node rank {nodes} for {LOST_AFTER_S:.0f} s"
+        if isinstance(self._rdzv_handler, HostedStoreRendezvous):
+            raise RendezvousConnectionError(self._report.error)
+        return True
 
     def _exit_barrier(self) -> None:
         """Nothing to wait for: the ranks counted as successful only once every machine was done."""
@@ -227,7 +252,10 @@ def run_agent(
             interval_s=request.monitor_interval_s,
             report=report,
         )
-        agent.run()
+        result = agent.run()
+        report.has_failed = result is None or result.is_failed()
+        if result is None:
+            report.error = "the job has all the machines it may have; this one was not taken"
     except StoppedError:
         pass  # the launcher was interrupted, and says so itself
     except RendezvousClosedError:
@@ -236,11 +264,15 @@ def run_agent(
         report.error = _explain(request, report, error)
     finally:
         ranks.stop()
-        if bulletin is not None and report.node_rank is not None:
+        is_joined = bulletin is not None and report.node_rank is not None
+        if bulletin is not None and is_joined:
             report.failures_elsewhere = _exchange(request, ranks, bulletin, report)
-            bulletin.close()
         if handler is not None and ranks.interrupted is None:
             _close(handler)
+        if bulletin is not None:
+            if is_joined:
+                bulletin.leave(timeout_s=_HEAR_S)
+            bulletin.close()
 
 
 def _open_bulletin(request: LaunchRequest, run_id: str) -> Bulletin | None:
@@ -259,8 +291,7 @@ def _exchange(
 ) -> tuple[RankOutcome, ...]:
     """Publishes this machine's earliest failure and returns those of the others, where any machine failed."""
     own = own_failure(ranks, node_rank=report.node_rank or 0)
-    if own is None and not bulletin.peer_failed and report.error is None:
-        bulletin.leave(timeout_s=_HEAR_S)
+    if own is None and not report.has_failed and report.error is None:
         return ()
     bulletin.announce_failure()
     bulletin.publish_end(own, timeout_s=_HEAR_S)
@@ -269,7 +300,6 @@ def _exchange(
     ends = bulletin.collect_ends(
         deadline_s=max(now + 1.0, (report.failure_seen_s or now) + request.grace_s + _HEAR_S)
     )
-    bulletin.leave(timeout_s=1.0)
     missing = set(range(bulletin.num_nodes)) - set(ends) - {report.node_rank}
     if missing and report.error is None:
         nodes = ", ".join(map(str, sorted(missing)))
@@ -280,8 +310,9 @@ def _exchange(
 def own_failure(ranks: RankProcesses, *, node_rank: int) -> RankOutcome | None:
     """The earliest failure of this machine, as the other machines are told of it."""
     host = socket.gethostname()
-    outcomes = [rank_outcome(end, node_rank=node_rank, host=host) for end in ranks.ends()]
-    first = earliest(outcomes)
+    ends = ranks.ends()
+    outcomes = [rank_outcome(end, node_rank=node_rank, host=host) for end in ends]
+    first = earliest(causes(ends, outcomes))
     if ranks.interrupted is None or not outcomes:
         return first
     if first is None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from drivetrain.launch.ports import is_listening
 from drivetrain.spec.outcome import RankOutcome
 
 _T = TypeVar("_T")
@@ -32,7 +33,7 @@ class _Epoch:
     def __init__(self, name: str, node_rank: int, num_nodes: int) -> None:
         self.name, self.node_rank, self.num_nodes = name, node_rank, num_nodes
         self.peer_failed = threading.Event()
-        self.next_beat_s = 0.0
+        self.next_look_s = self.next_beat_s = 0.0
         self.seen_s: dict[int, float] = {}  # when a node's beat last changed, by our own clock
         self.beats: dict[int, bytes] = {}
 
@@ -43,8 +44,9 @@ class Bulletin:
     Keys live under an epoch, one an attempt, so that notices of an earlier attempt are never taken for new.
     """
 
-    def __init__(self, host: str, port: int, *, run_id: str) -> None:
+    def __init__(self, host: str, port: int, *, run_id: str, lost_after_s: float = LOST_AFTER_S) -> None:
         self._host, self._port, self._run_id = host, port, run_id
+        self._lost_after_s = lost_after_s
         self._calls: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
         self._epoch: _Epoch | None = None
         self.is_gone = False
@@ -97,19 +99,21 @@ class Bulletin:
         return found
 
     def leave(self, *, timeout_s: float) -> None:
-        """Waits until every machine has read all it needs: the host of the store must not go before."""
+        """Says that this machine needs nothing more. The host of the store waits until all have said so."""
         epoch = self._now()
         key = f"{epoch.name}/left"
         left = self._ask(lambda store: int(store.add(key, 1)), epoch.num_nodes, timeout_s)
+        if not is_listening(self._port):
+            return
         deadline = time.monotonic() + timeout_s
         while left < epoch.num_nodes and time.monotonic() < deadline and not self.is_gone:
             time.sleep(0.05)
             left = self._ask(lambda store: int(store.add(key, 0)), epoch.num_nodes, timeout_s)
 
     def lost_nodes(self) -> tuple[int, ...]:
-        """Machines that have given no sign of life for LOST_AFTER_S."""
+        """Machines that have given no sign of life for `lost_after_s`."""
         now = time.monotonic()
-        return tuple(node for node, seen_s in self._now().seen_s.items() if now - seen_s > LOST_AFTER_S)
+        return tuple(node for node, seen_s in self._now().seen_s.items() if now - seen_s > self._lost_after_s)
 
     def close(self) -> None:
         """Lets the thread go; does not wait for it."""
@@ -147,11 +151,13 @@ class Bulletin:
             )
             store = PrefixStore(f"drivetrain-bulletin/{self._run_id}", client)
             while True:
+                epoch = self._epoch
+                if epoch is not None and time.monotonic() >= epoch.next_look_s:
+                    epoch.next_look_s = time.monotonic() + _LOOK_S
+                    _look_around(store, epoch)
                 try:
                     call = self._calls.get(timeout=_LOOK_S)
                 except queue.Empty:
-                    if self._epoch is not None:
-                        _look_around(store, self._epoch)
                     continue
                 if call is None:
                     return

@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, rendezvous_of
+from drivetrain.launch.ports import listen
 from drivetrain.spec.job import LaunchRequest
 
 JOIN_TIMEOUT_S = 600  # torchrun's default for machines that come late
@@ -23,9 +24,11 @@ JOIN_TIMEOUT_S = 600  # torchrun's default for machines that come late
 class HostedStoreRendezvous(RendezvousHandler):
     """A fixed set of machines whose numbers are known; node 0's launcher hosts the store, for the ranks too.
 
-    torch's static rendezvous does the same, but leaves the keys of earlier attempts in place and binds the
-    port late. Here each attempt has keys of its own, and the store takes over a socket that already listens,
-    so that ranks may be started before.
+    torch's static rendezvous does the same, but leaves the keys of earlier attempts in place, so that a
+    restarted rank may read the address of a peer that is gone ("connectFullMesh … Connection refused"), and
+    binds the port late. Here each attempt has keys of its own and, after the first, a store of its own for
+    its ranks on a port of its own; and the store takes over a socket that already listens, so that ranks may
+    be started before.
 
     Args:
         listener: the bound, listening socket on node 0; None on the others. The store owns it from now on.
@@ -46,14 +49,8 @@ class HostedStoreRendezvous(RendezvousHandler):
         self._num_nodes = num_nodes
         self._run_id = run_id
         self._round = 0
-        self._store = TCPStore(
-            "127.0.0.1" if listener is not None and num_nodes == 1 else master_addr,
-            master_port,
-            is_master=listener is not None,
-            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach() if listener is not None else None,
-        )
+        self._rank_store: TCPStore | None = None  # kept alive for as long as its attempt lasts
+        self._store = _host(master_addr, master_port, listener)
 
     def get_backend(self) -> str:
         return "drivetrain-static"
@@ -65,8 +62,18 @@ class HostedStoreRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Every machine calls it once an attempt; the rank assignment that follows waits for all of them."""
         store = PrefixStore(f"drivetrain/{self._run_id}/{self._round}", self._store)
+        address = self._address if self._round == 0 else self._new_rank_store(store)
         self._round += 1
-        return RendezvousInfo(store, self._node_rank, self._num_nodes, self._address)
+        return RendezvousInfo(store, self._node_rank, self._num_nodes, address)
+
+    def _new_rank_store(self, store: PrefixStore) -> RendezvousStoreInfo:
+        host = self._address.master_addr
+        if self._node_rank == 0:
+            listener = listen(0, loopback_only=host == "127.0.0.1" and self._num_nodes == 1)
+            port = listener.getsockname()[1]
+            self._rank_store = _host(host, port, listener)
+            store.set("rank_store_port", str(port))
+        return RendezvousStoreInfo(host, int(store.get("rank_store_port")))
 
     def is_closed(self) -> bool:
         return False
@@ -82,6 +89,18 @@ class HostedStoreRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
+
+
+def _host(host: str, port: int, listener: socket.socket | None) -> TCPStore:
+    """The store behind `listener`, or without one a client of the store at `host`; waits until it answers."""
+    return TCPStore(
+        "127.0.0.1" if listener is not None else host,
+        port,
+        is_master=listener is not None,
+        timeout=timedelta(seconds=JOIN_TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
 
 
 def open_rendezvous(

@@ -23,8 +23,8 @@ _HINTS = {
     "SIGABRT": "native code gave up, often NCCL's watchdog or an uncaught C++ exception; see the log's end",
     "SIGFPE": "an integer division by zero in native code",
     "SIGILL": "an instruction that this CPU does not have: a package built for another one",
-    "SIGTERM": "ended from outside: a scheduler, an administrator, or the launcher",
-    "SIGINT": "interrupted from the keyboard or by the launcher",
+    "SIGTERM": "ended from outside, by a scheduler or by hand",
+    "SIGINT": "interrupted from outside",
 }
 
 
@@ -59,6 +59,22 @@ def rank_outcome(end: RankEnd, *, node_rank: int, host: str) -> RankOutcome:
         ended_wall_s=raised if raised is not None else end.ended_wall_s,
         message=message,
         traceback=traceback,
+    )
+
+
+def causes(ends: Sequence[RankEnd], outcomes: Sequence[RankOutcome]) -> tuple[RankOutcome, ...]:
+    """The failures of `outcomes` (those of `ends`) that the launcher did not bring about by stopping ranks.
+
+    A rank that raised first but was still closing down when it was stopped counts, by its error file's time.
+    """
+    return tuple(
+        outcome
+        for end, outcome in zip(ends, outcomes, strict=True)
+        if outcome.failed
+        and (
+            end.stopped_wall_s is None
+            or (outcome.ended_wall_s is not None and outcome.ended_wall_s < end.stopped_wall_s)
+        )
     )
 
 
@@ -130,6 +146,8 @@ def _from_log(end: RankEnd) -> tuple[str, str | None]:
     tail = read_tail(end.log, start=end.log_start)
     if code < 0:
         name = signal_name(-code)
+        if end.stopped_wall_s is not None:
+            return f"ended by the launcher with {name}", None
         hint = _HINTS.get(name)
         return f"killed by {name}" + (f": {hint}" if hint else ""), fatal_python_error(tail)
     found = last_traceback(tail)

@@ -60,6 +60,18 @@ def owner_of(port: int) -> str | None:
     return None
 
 
+def is_listening(port: int) -> bool:
+    """Whether this process listens on `port`."""
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if str(link.readlink()) in wanted:
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
+
+
 def _reason(port: int, error: OSError) -> str:
     if error.errno != errno.EADDRINUSE:
         return f"cannot be bound on {socket.gethostname()}: {error.strerror}"

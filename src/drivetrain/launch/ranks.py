@@ -44,7 +44,8 @@ class RankStart:
 class RankEnd:
     """How a rank ended. `returncode` is negative for a signal and None for a process that could not be ended.
 
-    `log_start` is where this attempt's output begins in the log.
+    `stopped_wall_s` is when the launcher told it to end, if it was still running then. `log_start` is where
+    this attempt's output begins in the log.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class RankEnd:
     pid: int
     returncode: int | None
     ended_wall_s: float | None
+    stopped_wall_s: float | None
     log: Path
     log_start: int
     error_file: Path
@@ -66,6 +68,7 @@ class _Running:
         self.log_start = log_start
         self.returncode: int | None = None
         self.ended_wall_s: float | None = None
+        self.stopped_wall_s: float | None = None
 
     def end(self) -> RankEnd:
         return RankEnd(
@@ -74,6 +77,7 @@ class _Running:
             pid=self.process.pid,
             returncode=self.returncode,
             ended_wall_s=self.ended_wall_s,
+            stopped_wall_s=self.stopped_wall_s,
             log=self.start.log,
             log_start=self.log_start,
             error_file=self.start.error_file,
@@ -247,6 +251,8 @@ class RankProcesses:
     def _begin_stop(self, signum: int, *, grace_s: float) -> None:
         if self._stopper is not None or self._is_cleaned or not self._running:
             return
+        for item in self._alive():
+            item.stopped_wall_s = time.time()
         self._signal_alive(signum)
         self._stopper = threading.Thread(
             target=self._finish_stop, args=(grace_s,), daemon=True, name="rank-stop"

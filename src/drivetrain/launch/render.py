@@ -14,7 +14,8 @@ _SECRET = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.IGNORE
 # What is known only when the job runs is written as a shell variable, explained in a comment.
 _RANK_BASE = "DRIVETRAIN_FIRST_RANK"
 _LATER = {
-    "MASTER_PORT": "a free port, on which the launcher hosts the store",
+    "MASTER_PORT": "a free port on rank 0's machine",
+    "TORCHELASTIC_RUN_ID": "a name of this launch's own",
     "MASTER_ADDR": "rank 0's machine, told by the rendezvous",
     _RANK_BASE: "this machine's first rank, told by the rendezvous",
     "GROUP_RANK": "this machine's number, told by the rendezvous",
@@ -68,15 +69,16 @@ def _explain(request: LaunchRequest) -> list[str]:
 def _open_variables(request: LaunchRequest) -> list[str]:
     kind = rendezvous_of(request)
     if kind is Rendezvous.C10D:
-        return list(_LATER)
-    return ["MASTER_PORT"] if kind is Rendezvous.LOCAL and request.master_port is None else []
+        return [name for name in _LATER if name != "TORCHELASTIC_RUN_ID"]
+    unset = {"MASTER_PORT": request.master_port, "TORCHELASTIC_RUN_ID": request.rdzv_id}
+    return [name for name, value in unset.items() if value is None] if kind is Rendezvous.LOCAL else []
 
 
 def _rank_variables(request: LaunchRequest, local_rank: int) -> dict[str, str]:
     """The rank's variables as shell words."""
     node_rank = request.node_rank or 0
     rank = node_rank * request.nproc_per_node + local_rank
-    attempt_folder = RunDir(request.folder).launch / "errors" / "attempt-0"
+    attempt_folder = RunDir(request.folder.absolute()).launch / "errors" / "attempt-0"
     place = Place(
         rank=rank,
         local_rank=local_rank,

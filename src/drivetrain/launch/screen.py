@@ -66,10 +66,9 @@ class ScreenTail:
             self._show(pending)
 
     def _show_complete(self, text: str) -> str:
-        """Shows all complete pieces at once and returns the rest."""
+        """Shows the complete pieces, one a call, and returns the rest."""
         end = 0
         for match in _PIECE.finditer(text):
+            self._show(match.group())
             end = match.end()
-        if end:
-            self._show(text[:end])
         return text[end:]

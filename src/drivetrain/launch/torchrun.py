@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, check, hosts_the_store, rendezvous_of
 from drivetrain.launch.environment import Place, launcher_environment
-from drivetrain.launch.failures import earliest, job_exit_code, rank_outcome, signal_name
+from drivetrain.launch.failures import causes, earliest, job_exit_code, rank_outcome, signal_name
 from drivetrain.launch.ports import listen
 from drivetrain.launch.ranks import RankProcesses, RankStart
 from drivetrain.launch.record import LaunchRecord, open_record
@@ -228,9 +228,10 @@ class _Job:
         report = self._agent.report
         node_rank = self._node_rank() or 0
         host = socket.gethostname()
-        ranks = tuple(rank_outcome(end, node_rank=node_rank, host=host) for end in self._ranks.ends())
+        ends = self._ranks.ends()
+        ranks = tuple(rank_outcome(end, node_rank=node_rank, host=host) for end in ends)
         elsewhere = report.failures_elsewhere if report else ()
-        first = earliest((*ranks, *elsewhere))
+        first = earliest((*causes(ends, ranks), *elsewhere))
         error = report.error if report else None
         code = job_exit_code(first)
         if self._ranks.interrupted is not None:
@@ -239,7 +240,9 @@ class _Job:
             code = exit_code_for_signal(self._ranks.interrupted)
             name = signal_name(self._ranks.interrupted)
             error = f"the launcher was interrupted by {name}; all ranks were ended"
-        elif code == ExitCode.DONE and (error or self._agent.problem or not ranks):
+        elif code == ExitCode.DONE and (
+            error or self._agent.problem or not ranks or report is None or report.has_failed
+        ):
             code = ExitCode.USAGE if isinstance(self._agent.problem, InputError) else ExitCode.FAILED
         return Outcome(
             exit_code=int(code),

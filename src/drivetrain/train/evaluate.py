@@ -30,8 +30,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of the bare model over this rank's `batches`, on its device, and everybody else's.
 
-    Called by all ranks; the model is called without its wrapper, and communication comes at the end. Uses the moving average of the weights where there is one, and the mean
-    of the ranks' running statistics.
+    Called by all ranks; the model is called without its wrapper, and communication comes at the end. Uses
+    the moving average of the weights where there is one, and the mean of the ranks' running statistics.
 
     Returns:
         The metrics by name, and `loss`, the mean over all valid samples.

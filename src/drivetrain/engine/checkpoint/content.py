@@ -51,7 +51,7 @@ def own_buffers_of(state: TrainState, world: World) -> dict[str, Tensor]:
 
 
 def _flat_optimizer_state(state: TrainState) -> dict[str, Any]:
-    """The optimizer's state as one level of names: `state.<parameter>.<slot>`, `param_groups.<…>.<option>`."""
+    """The optimizer's state, one level deep: `state.<parameter>.<slot>`, `param_groups.<…>.<option>`."""
     return dict(get_optimizer_state_dict(state.module, state.optimizer, options=_FLAT))
 
 
@@ -112,7 +112,7 @@ def restore_own_buffers(module: nn.Module, world: World, tensors: dict[str, Any]
 def random_state(device: torch.device) -> dict[str, Any]:
     """This rank's generators: python, numpy, torch, and the GPU's."""
     version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": [version, list(numbers), gauss],
         "numpy": [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
@@ -127,7 +127,7 @@ def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
     version, numbers, gauss = saved["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, position, has_gauss, cached = saved["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_decode(saved["torch"]))
     if device.type == "cuda" and "cuda" in saved:
         torch.cuda.set_rng_state(_decode(saved["cuda"]), device)

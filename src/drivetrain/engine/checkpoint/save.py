@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from drivetrain.engine.buffers import averaged_buffers
 from drivetrain.engine.checkpoint import files
-from drivetrain.engine.checkpoint.tensor_files import write_tensors
 from drivetrain.engine.checkpoint.content import own_buffers_of, random_state, scalars_of, tensors_of
+from drivetrain.engine.checkpoint.tensor_files import write_tensors
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
 from drivetrain.spec.errors import CheckpointError

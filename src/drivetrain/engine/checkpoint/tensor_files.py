@@ -90,7 +90,7 @@ class _SafeReader(FileSystemReader):
     project writes none (the rest of a checkpoint is JSON), so such an entry is refused.
     """
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - DCP's signature
         path = self._get_metadata_path(kwargs.get("rank"))
         with self.fs.create_stream(path, "rb") as file:
             metadata = _MetadataUnpickler(io.BytesIO(file.read())).load()

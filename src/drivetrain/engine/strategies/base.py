@@ -48,7 +48,7 @@ class Strategy(Protocol):
     name: str
 
     def refusals(self, settings: RunSettings, world: World) -> list[str]:
-        """Why these settings cannot run under this strategy; empty if they can. Asked before anything starts."""
+        """Why these settings cannot run under it; empty if they can. Asked before anything starts."""
 
     def data_place(self, world: World) -> tuple[int, int]:
         """This rank's data rank, and how many data ranks there are."""

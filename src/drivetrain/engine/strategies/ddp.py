@@ -41,10 +41,8 @@ class Ddp:
 
     def refusals(self, settings: RunSettings, world: World) -> list[str]:
         if settings.sync_batchnorm and world.size > 1 and world.device.type != "cuda":
-            return [
-                "sync_batchnorm on the CPU: torch's SyncBatchNorm needs CUDA; "
-                "leave it off, or use a model with GroupNorm or LayerNorm"
-            ]
+            what = "sync_batchnorm on the CPU: torch's SyncBatchNorm needs CUDA"
+            return [f"{what}; leave it off, or use a model with GroupNorm or LayerNorm"]
         return []
 
     def data_place(self, world: World) -> tuple[int, int]:
@@ -76,10 +74,9 @@ class Ddp:
         _drop_gradients(state.module)
         if not unused:
             return []
-        return [
-            f"{len(unused)} parameters get no gradient on some rank ({', '.join(unused[:3])}"
-            f"{', …' if len(unused) > 3 else ''}): DDP searches for unused ones every step, which costs time"
-        ]
+        names = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")
+        what = f"{len(unused)} parameters get no gradient on some rank ({names})"
+        return [f"{what}: DDP searches for unused ones every step, which costs time"]
 
     def set_gradient_sync(self, state: TrainState, enabled: bool) -> None:
         if isinstance(state.model.wrapped, DistributedDataParallel):

@@ -1,0 +1,253 @@
+"""`drivetrain launch`: any script on many processes, with logs, restarts and the first failing rank named."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from drivetrain.spec.errors import InputError
+from drivetrain.spec.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from drivetrain.spec.job import LaunchRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flags:
+    """The command line as it was parsed; names as in torchrun."""
+
+    nnodes: str
+    nproc_per_node: str
+    node_rank: int | None
+    master_addr: str | None
+    master_port: int | None
+    rdzv_endpoint: str | None
+    rdzv_id: str | None
+    rdzv_backend: str | None
+    local_addr: str | None
+    max_restarts: int
+    monitor_interval: float
+    standalone: bool
+    module: bool
+    no_python: bool
+    output: Path | None
+    env: tuple[str, ...]
+    dry_run: bool
+    script: str
+    args: tuple[str, ...]
+
+
+@click.command(
+    name="launch",
+    context_settings={
+        "token_normalize_func": lambda token: token.replace("_", "-"),  # torchrun takes both
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+    },
+    short_help="Run any script on many processes.",
+)
+@click.option("-j", "layout", metavar="NODESxPROCS", help="Short for --nnodes and --nproc-per-node: 2x8.")
+@click.option("--nnodes", default="1", envvar="PET_NNODES", metavar="N|MIN:MAX", help="Machines.")
+@click.option(
+    "--nproc-per-node",
+    default="auto",
+    envvar="PET_NPROC_PER_NODE",
+    metavar="N|auto|gpu|cpu",
+    help="Processes on this machine. auto: one a GPU, without GPUs two.",
+)
+@click.option("--node-rank", type=int, envvar="PET_NODE_RANK", help="This machine's number, from 0.")
+@click.option("--master-addr", envvar="PET_MASTER_ADDR", help="Machine 0, as the others reach it.")
+@click.option("--master-port", type=int, envvar="PET_MASTER_PORT", help="Where machine 0 listens.")
+@click.option("--rdzv-endpoint", envvar="PET_RDZV_ENDPOINT", metavar="HOST:PORT", help="Rendezvous.")
+@click.option("--rdzv-id", envvar="PET_RDZV_ID", help="The job's name at the rendezvous.")
+@click.option(
+    "--rdzv-backend",
+    type=click.Choice(["static", "c10d"]),
+    envvar="PET_RDZV_BACKEND",
+    help="static: by --node-rank and --master-addr. c10d: by --rdzv-endpoint, also elastic.",
+)
+@click.option("--local-addr", envvar="PET_LOCAL_ADDR", help="This machine, as the others reach it.")
+@click.option("--max-restarts", type=int, default=0, envvar="PET_MAX_RESTARTS", help="After failures. [0]")
+@click.option("--monitor-interval", type=float, default=0.1, envvar="PET_MONITOR_INTERVAL", help="Seconds.")
+@click.option("--standalone", is_flag=True, help="One machine, on a free port, whatever else is set.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, run with python -m.")
+@click.option("--no-python", is_flag=True, help="SCRIPT is a program, run as it is.")
+@click.option("--output", type=click.Path(path_type=Path), help="Run directory. [runs/SCRIPT-TIME]")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set for every rank; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(ctx: click.Context, /, layout: str | None, **flags: Any) -> int:
+    """Run SCRIPT on many processes, on this machine or on several, with torchrun's flags.
+
+    Every rank's output goes to logs/ in the run directory, rank 0's also to the screen. When a rank fails,
+    the others are ended, and the rank that failed first is shown last, with its traceback.
+
+    \b
+    drivetrain launch --nproc-per-node 2 -- script.py --lr 0.1
+    drivetrain launch -j 2x8 --node-rank 0 --master-addr node0 -- script.py
+    drivetrain launch --nnodes 1:4 --rdzv-endpoint node0:29400 --rdzv-id job7 -- script.py
+    """
+    if layout is not None:
+        flags |= _split_layout(ctx, layout)
+    return _run(_Flags(**flags))
+
+
+def _run(flags: _Flags) -> int:
+    from drivetrain.launch.describe import describe_failure
+    from drivetrain.launch.torchrun import launch, render_command
+
+    request = _request(flags)
+    if flags.dry_run:
+        click.echo(render_command(request), nl=False)
+        return ExitCode.DONE
+    click.echo(f"run directory: {request.folder}", err=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
+    outcome = launch(request, screen=_show)
+    if outcome.exit_code != 0:
+        click.echo(describe_failure(outcome), err=True)
+    return outcome.exit_code
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _request(flags: _Flags) -> LaunchRequest:
+    """Raises InputError for flags that contradict each other."""
+    from drivetrain.launch.environment import launcher_environment, thread_variables
+    from drivetrain.spec.job import LaunchRequest
+
+    min_nodes, max_nodes = (1, 1) if flags.standalone else _split_nodes(flags.nnodes)
+    nproc, reason = _num_processes(flags.nproc_per_node)
+    environment = _split_environment(flags.env)
+    threads, threads_reason = thread_variables(nproc, {**launcher_environment(), **environment})
+    for line in filter(None, (reason, threads_reason)):
+        click.echo(line, err=True)
+    return LaunchRequest(
+        command=_rank_command(flags),
+        folder=flags.output or _default_folder(flags.script),
+        nproc_per_node=nproc,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=flags.max_restarts,
+        monitor_interval_s=flags.monitor_interval,
+        environment={**threads, **environment},
+        **_meeting_place(flags, max_nodes),
+    )
+
+
+def _meeting_place(flags: _Flags, max_nodes: int) -> dict[str, Any]:
+    if flags.standalone:
+        return {}
+    place = {
+        "node_rank": flags.node_rank,
+        "master_addr": flags.master_addr,
+        "master_port": flags.master_port,
+        "local_addr": flags.local_addr,
+        "rdzv_id": flags.rdzv_id,
+    }
+    if max_nodes == 1 or flags.rdzv_endpoint is None:
+        # One machine has nobody to meet; torchrun's users write --rdzv-endpoint localhost:0 for that.
+        if flags.rdzv_backend == "c10d" and max_nodes > 1:
+            raise InputError(
+                "--rdzv-backend c10d", "--rdzv-endpoint is missing", "give --rdzv-endpoint HOST:PORT"
+            )
+        return place
+    if flags.rdzv_backend == "static":
+        from drivetrain.launch.check import split_endpoint
+
+        host, port = split_endpoint(flags.rdzv_endpoint)
+        return {**place, "master_addr": host, "master_port": port}
+    return {**place, "rdzv_endpoint": flags.rdzv_endpoint}
+
+
+def _split_layout(ctx: click.Context, layout: str) -> dict[str, str]:
+    for name, flag in (("nnodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise InputError(f"-j {layout} with {flag}", "both say the same thing", "give one of them")
+    match = re.fullmatch(r"(\d+(?::\d+)?)[xX](\w+)", layout)
+    if match is None:
+        raise InputError(f"-j {layout}", "it is not NODESxPROCESSES", "write for example -j 2x8")
+    return {"nnodes": match[1], "nproc_per_node": match[2]}
+
+
+def _split_nodes(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None:
+        raise InputError(f"--nnodes {text}", "it is neither N nor MIN:MAX", "write for example --nnodes 2")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _num_processes(text: str) -> tuple[int, str | None]:
+    """The number of processes, and why where the user did not say it."""
+    if text.isdigit():
+        return int(text), None
+    if text not in ("auto", "gpu", "cpu"):
+        raise InputError(f"--nproc-per-node {text}", "it is no number", "write a number, or auto, gpu or cpu")
+    from drivetrain.hardware.cpu import usable_cpus
+    from drivetrain.hardware.gpus import visible_gpus
+
+    if text in ("auto", "gpu"):
+        gpus = visible_gpus()
+        num_gpus = gpus.count if isinstance(gpus.count, int) else gpus.count_by_files
+        if num_gpus is None:
+            raise InputError(
+                f"--nproc-per-node {text}",
+                f"how many GPUs are here is unknown: {gpus.reason}",
+                "give the number of processes yourself",
+            )
+        if num_gpus > 0:
+            return num_gpus, f"{num_gpus} processes: one for each GPU ({gpus.reason})"
+        if text == "gpu":
+            raise InputError(
+                "--nproc-per-node gpu", f"no GPU is visible here: {gpus.reason}", "give a number, or auto"
+            )
+    cpus = usable_cpus()
+    count = cpus.count if text == "cpu" else min(2, cpus.count)
+    return count, f"{count} processes: no GPU is used, and {cpus.count} CPUs are usable ({cpus.reason})"
+
+
+def _rank_command(flags: _Flags) -> tuple[str, ...]:
+    if flags.no_python and flags.module:
+        raise InputError("--no-python with --module", "a module needs python", "give one of them")
+    if flags.no_python:
+        return (flags.script, *flags.args)
+    if flags.module:
+        return (sys.executable, "-u", "-m", flags.script, *flags.args)
+    if not Path(flags.script).exists():
+        raise InputError(
+            f"the script {flags.script}",
+            f"no such file, seen from {Path.cwd()}",
+            "check its path; -m runs a module, --no-python any program",
+        )
+    return (sys.executable, "-u", flags.script, *flags.args)
+
+
+def _split_environment(pairs: tuple[str, ...]) -> dict[str, str]:
+    environment = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InputError(
+                f"--env {pair}", "it is not NAME=VALUE", "write for example --env NCCL_DEBUG=INFO"
+            )
+        environment[name] = value
+    return environment
+
+
+def _default_folder(script: str) -> Path:
+    stem = Path(script).name.removesuffix(".py")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "script"
+    return Path("runs") / f"{name}-{datetime.datetime.now().astimezone():%Y%m%d-%H%M%S}"
