@@ -31,6 +31,7 @@ from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.outcome import Outcome
+from drivetrain.spec.run_dir import RUN_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from drivetrain.launch.agent import AgentReport
@@ -166,7 +167,8 @@ class _Job:
         starts = []
         for place in places:
             error_file = self._record.errors / f"attempt-{place.attempt}" / f"rank-{place.rank:05d}.json"
-            variables = {**own, **self._request.environment}
+            variables = {**own, RUN_DIR_VARIABLE: str(self._request.folder.absolute())}
+            variables |= self._request.environment
             variables |= place.variables(variables)
             variables["TORCHELASTIC_ERROR_FILE"] = str(error_file.absolute())
             starts.append(

@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+RUN_DIR_VARIABLE = "DRIVETRAIN_RUN_DIR"
+"""The environment variable that tells a rank's own script where its run is written."""
+
 _STEP = re.compile(r"step-(\d{8,})")
 
 

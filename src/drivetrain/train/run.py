@@ -31,14 +31,13 @@ from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError, NonFiniteLossError
 from drivetrain.spec.parts import StepPart
 from drivetrain.spec.rank_env import read_rank_env
-from drivetrain.spec.run_dir import RunDir
+from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
 from drivetrain.telemetry.events import CheckpointEvent, EvalEvent, RunStarted
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
 from drivetrain.train.recorder import Recorder, StepFacts
 from drivetrain.train.run_clock import RunClock
 from drivetrain.train.stream import RunStream, StreamPlace, StreamSource
 
-RUN_DIR_VARIABLE = "DRIVETRAIN_RUN_DIR"
 LoaderCost = Literal["memory", "decode"]
 
 

@@ -155,7 +155,7 @@ def _check_same_model(tensors: dict[str, Any], sizes: dict[str, TensorStorageMet
         raise InputError(
             f"resume from {path}",
             f"it is another model's checkpoint: {'; '.join(differences[:3])}{more}",
-            "use the model it was trained with, see its run's config.yaml; or --resume none, another --output",
+            "use the model it was trained with, see its run's config.yaml, or --resume none",
         )
 
 
