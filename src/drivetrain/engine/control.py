@@ -40,7 +40,8 @@ class LocalWord:
     """What this rank says about one step.
 
     Attributes:
-        step_s, data_wait_s: host seconds of the whole step, and those of it spent waiting for its batch.
+        step_s, data_wait_s: seconds of the latest step that this rank has timed in full (on a GPU some steps
+            back), and those of it that its device stood waiting for data; NaN while none is known.
         save: this rank's clock says that a checkpoint is due.
     """
 

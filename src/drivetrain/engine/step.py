@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -32,7 +31,7 @@ class StepContext:
 
     Attributes:
         device_batches: the micro-batches of a step on this rank's device.
-        data_wait_s: reads how long the host waited for the batch now being stepped.
+        latest_timing: seconds of the latest step that is timed in full, and of its data wait; NaN at first.
         save_due: whether this rank's clock says that a checkpoint is due.
         when_applied: told of each finished step.
     """
@@ -44,7 +43,7 @@ class StepContext:
     totals: WeightTotals
     seed: int
     device_batches: Callable[[StepBatch], Iterator[MicroBatch]]
-    data_wait_s: Callable[[], float]
+    latest_timing: Callable[[], tuple[float, float]]
     save_due: Callable[[], bool]
     when_applied: Callable[[StepBatch, StepOutput], None]
 
@@ -101,7 +100,6 @@ class StepScope:
         self._scale: float | None = None
         self._loss_sum: Tensor | None = None
         self._grad_norm: Tensor | None = None
-        self._started = time.perf_counter()
         self._lr = state.set_learning_rates()
         self.output: StepOutput | None = None
 
@@ -185,12 +183,12 @@ class StepScope:
         return self._pending_total.value()
 
     def _local_word(self) -> LocalWord:
-        data_wait_s = self._context.data_wait_s()
+        step_s, data_wait_s = self._context.latest_timing()
         return LocalWord(
             weight=self._local_weight,
             num_samples=sum(micro.size for micro in self._batch.micro_batches),
             num_skipped=sum(len(micro.skipped) for micro in self._batch.micro_batches),
-            step_s=time.perf_counter() - self._started + data_wait_s,
+            step_s=step_s,
             data_wait_s=data_wait_s,
             save=self._context.save_due(),
         )

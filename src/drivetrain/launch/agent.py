@@ -110,6 +110,7 @@ class RankAgent(LocalElasticAgent):
             run_id=spec.rdzv_handler.get_run_id(),
             store_is_hosted=spec.rdzv_handler.use_agent_store,
             error_file="",  # depends on the folder: the caller's business
+            run_dir=str(request.folder.absolute()),
         )
 
     def _open_epoch(self, worker_group: Any) -> None:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from drivetrain.spec.run_dir import RUN_DIR_VARIABLE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -24,6 +26,7 @@ class Place:
     run_id: str
     store_is_hosted: bool
     error_file: str
+    run_dir: str
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What torchrun sets for this rank; `environ` is the launcher's own environment."""
@@ -45,6 +48,7 @@ class Place:
             # "True" tells torch that the store on MASTER_PORT is already there: rank 0 must not host one.
             "TORCHELASTIC_USE_AGENT_STORE": str(self.store_is_hosted),
             "TORCHELASTIC_ERROR_FILE": self.error_file,
+            RUN_DIR_VARIABLE: self.run_dir,
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
 

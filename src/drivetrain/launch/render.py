@@ -93,6 +93,7 @@ def _rank_variables(request: LaunchRequest, local_rank: int) -> dict[str, str]:
         run_id=request.rdzv_id or "drivetrain",
         store_is_hosted=rendezvous_of(request) is not Rendezvous.C10D,
         error_file=str(attempt_folder / f"rank-{rank:05d}.json"),
+        run_dir=str(request.folder.absolute()),
     )
     words = {
         name: shlex.quote(value)

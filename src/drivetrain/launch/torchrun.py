@@ -31,7 +31,6 @@ from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.outcome import Outcome
-from drivetrain.spec.run_dir import RUN_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from drivetrain.launch.agent import AgentReport
@@ -158,6 +157,7 @@ class _Job:
                 run_id=self._run_id,
                 store_is_hosted=True,
                 error_file="",
+                run_dir=str(request.folder.absolute()),
             )
             for rank in range(request.nproc_per_node)
         ]
@@ -167,8 +167,7 @@ class _Job:
         starts = []
         for place in places:
             error_file = self._record.errors / f"attempt-{place.attempt}" / f"rank-{place.rank:05d}.json"
-            variables = {**own, RUN_DIR_VARIABLE: str(self._request.folder.absolute())}
-            variables |= self._request.environment
+            variables = {**own, **self._request.environment}
             variables |= place.variables(variables)
             variables["TORCHELASTIC_ERROR_FILE"] = str(error_file.absolute())
             starts.append(

@@ -110,7 +110,9 @@ class StepEvent(Event):
 class ClusterStep(Event):
     """One step seen over all ranks, from the control word; written by rank 0, a few steps late.
 
-    The tuples are in rank order; an entry is None where a rank could not tell.
+    The tuples are in rank order; an entry is None where a rank could not tell. Times are those of the latest
+    step that the rank had timed in full: on a GPU of some steps
+    before, and without the checkpoint's.
     """
 
     kind: ClassVar[str] = "cluster_step"

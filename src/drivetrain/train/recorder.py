@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -141,15 +142,19 @@ class Recorder:
             ClusterStep(
                 step=word.step + 1,
                 samples=word.num_samples,
-                step_s=word.step_s,
-                data_wait_s=word.data_wait_s,
+                step_s=_known(word.step_s),
+                data_wait_s=_known(word.data_wait_s),
                 loss=word.loss,
             )
         )
 
 
+def _known(values: tuple[float, ...]) -> tuple[float | None, ...]:
+    return tuple(None if math.isnan(value) else value for value in values)
+
+
 def _metrics(facts: StepFacts, word: ClusterWord) -> dict[str, float]:
-    slowest_s = max(word.step_s)
+    slowest_s = max(word.step_s)  # NaN before any step was timed, and so are the rates
     values: dict[str, Any] = {
         "train/loss": word.loss,
         "train/lr": facts.lr,
@@ -157,4 +162,6 @@ def _metrics(facts: StepFacts, word: ClusterWord) -> dict[str, float]:
         "speed/data_wait_share": max(word.data_wait_s) / slowest_s if slowest_s else None,
         "train/grad_norm": word.grad_norm,
     }
-    return {name: float(value) for name, value in values.items() if value is not None}
+    return {
+        name: float(value) for name, value in values.items() if value is not None and not math.isnan(value)
+    }

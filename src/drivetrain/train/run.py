@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,7 @@ class Run:
         self._resumed: Loaded | None = None
         self._stream: RunStream | None = None
         self._num_steps = 0
+        self._latest_timing = (math.nan, math.nan)
         self._saved_at = time.monotonic()
         self._saved_step = -1
         self._save_asked = False
@@ -287,7 +289,7 @@ class Run:
                 totals=self._totals,
                 seed=self.settings.seed,
                 device_batches=stream.device_batches,
-                data_wait_s=lambda: stream.last_wait_s,
+                latest_timing=lambda: self._latest_timing,
                 save_due=self._is_save_due_by_clock,
                 when_applied=self._after_step,
             ),
@@ -331,8 +333,13 @@ class Run:
             num_skipped=len(skipped),
             lr=output.lr,
         )
-        words = self._control.take_due()
-        self.recorder.step(facts, self._clock.pop_finished(), words)
+        words, timings = self._control.take_due(), self._clock.pop_finished()
+        if timings:
+            parts = timings[-1].parts
+            # Without the checkpoint: a rate that falls at each save would say nothing about speed.
+            step_s = timings[-1].total_s - parts.get(StepPart.CHECKPOINT, 0.0)
+            self._latest_timing = (step_s, parts.get(StepPart.DATA_WAIT, 0.0))
+        self.recorder.step(facts, timings, words)
         self._act(words)
 
     def _act(self, words: Sequence[ClusterWord]) -> None:

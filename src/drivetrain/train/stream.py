@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +62,6 @@ class RunStream:
     ) -> None:
         self.source = source
         self.num_samples = len(source.dataset)
-        self.last_wait_s = 0.0
         self.next_step = place.start_step
         self.change: str | None = None
         if place.resumed_data is not None and place.resumed_data != source.fingerprint:
@@ -101,9 +99,7 @@ class RunStream:
         batches = iter(self._stream)
         while self.source.steps is None or self.next_step < self.source.steps:
             self._clock.begin_step(self.next_step)
-            started = time.perf_counter()
             batch = next(batches)
-            self.last_wait_s = time.perf_counter() - started
             self._clock.mark(StepPart.DATA_WAIT)
             self.next_step = batch.index + 1
             yield batch

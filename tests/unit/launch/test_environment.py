@@ -21,6 +21,7 @@ PLACE = Place(
     run_id="job",
     store_is_hosted=True,
     error_file="/e.json",
+    run_dir="/run",
 )
 
 
