@@ -109,8 +109,8 @@ class RankAgent(LocalElasticAgent):
             max_restarts=spec.max_restarts,
             run_id=spec.rdzv_handler.get_run_id(),
             store_is_hosted=spec.rdzv_handler.use_agent_store,
-            error_file="",  # depends on the folder: the caller's business
-            run_dir=str(request.folder.absolute()),
+            error_file="",  # these two depend on the folder: the caller's business
+            run_dir="",
         )
 
     def _open_epoch(self, worker_group: Any) -> None:

@@ -6,6 +6,7 @@ are already starting. The calling thread waits for signals, which torch's blocki
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import signal
@@ -157,7 +158,7 @@ class _Job:
                 run_id=self._run_id,
                 store_is_hosted=True,
                 error_file="",
-                run_dir=str(request.folder.absolute()),
+                run_dir="",
             )
             for rank in range(request.nproc_per_node)
         ]
@@ -168,8 +169,10 @@ class _Job:
         for place in places:
             error_file = self._record.errors / f"attempt-{place.attempt}" / f"rank-{place.rank:05d}.json"
             variables = {**own, **self._request.environment}
-            variables |= place.variables(variables)
-            variables["TORCHELASTIC_ERROR_FILE"] = str(error_file.absolute())
+            placed = dataclasses.replace(
+                place, error_file=str(error_file.absolute()), run_dir=str(self._record.run.path.absolute())
+            )
+            variables |= placed.variables(variables)
             starts.append(
                 RankStart(
                     rank=place.rank,

@@ -16,16 +16,17 @@ from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.data.evaluation import EvalLoader
 from drivetrain.data.fingerprint import fingerprint
 from drivetrain.data.workers import LoaderPlan, plan_loader
-from drivetrain.engine.checkpoint.load import Loaded, find_checkpoint, load_checkpoint
-from drivetrain.engine.checkpoint.save import Saved, save_checkpoint
+from drivetrain.engine.checkpoint.load import Loaded
+from drivetrain.engine.checkpoint.save import Saved
 from drivetrain.engine.control import ClusterWord, ControlChannel, WeightTotals
 from drivetrain.engine.objective import Objective
 from drivetrain.engine.precision import apply_matmul_mode, choose_precision
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import BuildModel, BuildOptimizer, LearningRateFactor, TrainState
-from drivetrain.engine.step import StepContext, StepOutput, StepScope, forward_loss
+from drivetrain.engine.step import StepContext, StepOutput, StepScope
 from drivetrain.engine.strategies import load_strategy
 from drivetrain.engine.strategies.base import Build
+from drivetrain.engine.warm_up import warm_up
 from drivetrain.engine.world import open_world
 from drivetrain.hardware.cpu import usable_cpus
 from drivetrain.spec.batch import plan_batches
@@ -37,6 +38,7 @@ from drivetrain.telemetry.events import CheckpointEvent, EvalEvent, RunStarted
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
 from drivetrain.train.recorder import Recorder, StepFacts
 from drivetrain.train.run_clock import RunClock
+from drivetrain.train.saver import Saver
 from drivetrain.train.stream import RunStream, StreamPlace, StreamSource
 
 LoaderCost = Literal["memory", "decode"]
@@ -93,9 +95,7 @@ class Run:
         self._stream: RunStream | None = None
         self._num_steps = 0
         self._latest_timing = (math.nan, math.nan)
-        self._saved_at = time.monotonic()
-        self._saved_step = -1
-        self._save_asked = False
+        self._saver = Saver(settings, self.world, self.run_dir)
         self._is_warm = False
         self._has_ended = False
 
@@ -127,20 +127,8 @@ class Run:
                 world=self.world,
             )
         )
-        path, notes = find_checkpoint(self.settings.resume, self.run_dir, self.world)
+        self._resumed, notes = self._saver.resume(state)
         self.notes += notes
-        if path is not None:
-            self._resumed = load_checkpoint(state, self.world, path)
-            self.notes += [f"resumed from {path} at step {state.step}", *self._resumed.notes]
-            was, now = self._resumed.facts.get("global_batch"), self.settings.global_batch
-            if was is not None and was != now:
-                raise InputError(
-                    f"global batch {now}",
-                    f"{path} was trained with {was}; the samples would not go on where they stopped",
-                    f"--global-batch {was}",
-                )
-            is_own = self.run_dir is not None and path.parent.resolve() == self.run_dir.checkpoints.resolve()
-            self._saved_step = state.step if is_own else -1
         self._num_steps = state.step
         return state
 
@@ -290,7 +278,7 @@ class Run:
                 seed=self.settings.seed,
                 device_batches=stream.device_batches,
                 latest_timing=lambda: self._latest_timing,
-                save_due=self._is_save_due_by_clock,
+                save_due=self._saver.is_due_by_clock,
                 when_applied=self._after_step,
             ),
             state,
@@ -300,24 +288,11 @@ class Run:
         )
 
     def _warm_up(self, state: TrainState, step: StepBatch, objective: Objective | None) -> None:
-        """Once a start: lets the strategy settle, leaving weights, buffers and generators as they were."""
         if self._is_warm or self._stream is None:
             return
         self._is_warm = True
-        buffers = {name: b.detach().clone() for name, b in state.module.named_buffers()}
-        devices = [self.world.device] if self.world.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            if objective is None:
-                notes = self.strategy.warm_up(state, None)
-            else:
-                micro = self._stream.to_device(step.micro_batches[0])
-                notes = self.strategy.warm_up(
-                    state, lambda: torch.autograd.backward(forward_loss(state, objective, micro))
-                )
-        with torch.no_grad():
-            for name, buffer in state.module.named_buffers():
-                buffer.copy_(buffers[name])
-        for note in notes:
+        micro = self._stream.to_device(step.micro_batches[0])
+        for note in warm_up(self.strategy, state, self.world, objective, micro):
             self.recorder.message(note, "warning")
         self._clock.restart_step(step.index)
 
@@ -345,7 +320,8 @@ class Run:
     def _act(self, words: Sequence[ClusterWord]) -> None:
         """What all ranks decide from the same words at the same step."""
         for word in words:
-            self._save_asked = self._save_asked or word.save
+            if word.save:
+                self._saver.ask()
             problem = word.nonfinite(has_scaler=self.precision.uses_scaler)
             if problem is not None:
                 what, ranks, value = problem
@@ -373,9 +349,7 @@ class Run:
 
     def checkpoint_if_due(self, state: TrainState, step: StepBatch) -> Saved | None:
         """Saves if the policy says so at this step; by time, all ranks agree through the control word."""
-        policy = self.settings.checkpoint
-        by_step = policy.every_steps is not None and (step.index + 1) % policy.every_steps == 0
-        return self.save(state) if by_step or self._save_asked else None
+        return self.save(state) if self._saver.is_due(step.index + 1) else None
 
     def save(self, state: TrainState) -> Saved | None:
         """Saves now; None without a run directory, or where this step is saved already.
@@ -384,15 +358,11 @@ class Run:
             CheckpointError: it could not be written; earlier checkpoints are untouched.
             NonFiniteLossError: a step so far was not finite; nothing was written.
         """
-        self._save_asked = False
-        if self.run_dir is None or state.step == self._saved_step:
+        if self._saver.has(state):
             return None
         self._clock.mark(StepPart.HOST)
         self.settle()
-        saved = save_checkpoint(
-            state, self.world, self.run_dir, facts=self._facts(), keep=self.settings.checkpoint.keep
-        )
-        self._saved_at, self._saved_step = time.monotonic(), state.step
+        saved = self._saver.save(state, self._facts())
         self._clock.mark(StepPart.CHECKPOINT)
         if self.world.rank == 0:
             self.recorder.write(
@@ -411,13 +381,6 @@ class Run:
             "data": stream.source.fingerprint if stream is not None else None,
             "num_samples": stream.num_samples if stream is not None else None,
         }
-
-    def _is_save_due_by_clock(self) -> bool:
-        minutes = self.settings.checkpoint.every_minutes
-        # One clock decides, or ranks would ask at different steps.
-        return (
-            minutes is not None and self.world.rank == 0 and time.monotonic() - self._saved_at >= 60 * minutes
-        )
 
     # -- evaluation and the end ---------------------------------------------------------------------------
 
