@@ -1,4 +1,8 @@
-"""`Run`: one training run, as a library. The trainer and people's own loops use the same one."""
+"""`Run`: one training run, as a library. The trainer and people's own loops use the same one.
+
+Long because the whole public interface of a run stands here; what the methods do stands in the modules that
+they call.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import torch
-
 from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.data.evaluation import EvalLoader
 from drivetrain.data.fingerprint import fingerprint
@@ -19,6 +21,7 @@ from drivetrain.data.workers import LoaderPlan, plan_loader
 from drivetrain.engine.checkpoint.load import Loaded
 from drivetrain.engine.checkpoint.save import Saved
 from drivetrain.engine.control import ClusterWord, ControlChannel, WeightTotals
+from drivetrain.engine.determinism import set_determinism
 from drivetrain.engine.objective import Objective
 from drivetrain.engine.precision import apply_matmul_mode, choose_precision
 from drivetrain.engine.settings import RunSettings
@@ -34,8 +37,9 @@ from drivetrain.spec.errors import InputError, NonFiniteLossError
 from drivetrain.spec.parts import StepPart
 from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
-from drivetrain.telemetry.events import CheckpointEvent, EvalEvent, RunStarted
+from drivetrain.telemetry.events import CheckpointEvent, EvalEvent
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
+from drivetrain.train.opening import device_name, run_started
 from drivetrain.train.recorder import Recorder, StepFacts
 from drivetrain.train.run_clock import RunClock
 from drivetrain.train.saver import Saver
@@ -70,7 +74,7 @@ class Run:
         if settings.output is None and os.environ.get(RUN_DIR_VARIABLE):
             settings = settings.changed(output=Path(os.environ[RUN_DIR_VARIABLE]))
         self.settings = settings
-        _set_determinism(deterministic=settings.deterministic)
+        set_determinism(deterministic=settings.deterministic)
         env = read_rank_env(os.environ)
         self.world = open_world(env, device=settings.device, timeout_s=settings.timeout_s)
         self.strategy = load_strategy(settings.strategy, world_size=self.world.size)
@@ -192,31 +196,21 @@ class Run:
 
     def _announce(self, stream: RunStream) -> None:
         """Says what is trained, where and how, when the first batch is asked for."""
-        devices = self.world.gather(_device_name(self.world.device))
+        devices = self.world.gather(device_name(self.world.device))
         if stream.change is not None:
             self.notes.append(stream.change)
-        if self.world.rank != 0:
-            return
-        self.recorder.write(
-            RunStarted(
-                name=self.settings.name,
-                strategy=self.strategy.name,
-                devices=tuple(devices),
-                precision=self.precision.name,
-                total_steps=stream.source.steps or 0,
-                num_samples=stream.num_samples,
-                global_batch=self.settings.global_batch,
-                accumulation=self.plan.accumulation,
-                micro_batch=self.plan.micro_batch,
-                world_size=self.world.size,
-                shares=tuple(len(self.plan.share(r)) for r in range(self.plan.num_data_ranks)),
-                batch=self.plan.describe(),
-                loader=stream.source.loader.reason,
-                notes=tuple(self.notes),
-                start_step=stream.next_step,
-                sample_unit=stream.source.sample_unit,
+        if self.world.rank == 0:
+            self.recorder.write(
+                run_started(
+                    self.settings,
+                    self.plan,
+                    stream,
+                    strategy=self.strategy.name,
+                    precision=self.precision.name,
+                    devices=tuple(devices),
+                    notes=tuple(self.notes),
+                )
             )
-        )
 
     # -- the loop -----------------------------------------------------------------------------------------
 
@@ -458,15 +452,3 @@ class Run:
             self.fail(error)
         elif not self._has_ended:
             self.end()
-
-
-def _set_determinism(*, deterministic: bool) -> None:
-    if deterministic:
-        # cuBLAS reads this when its first handle is made; torch refuses to be deterministic without it.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.benchmark = not deterministic
-
-
-def _device_name(device: torch.device) -> str:
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
