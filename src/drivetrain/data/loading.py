@@ -15,6 +15,7 @@ from drivetrain.data.bad_samples import ReadFailure
 from drivetrain.data.batch import MicroBatch
 from drivetrain.data.position import Slots
 from drivetrain.data.workers import START_METHOD, LoaderPlan, starting_workers, worker_start
+from drivetrain.spec.errors import LoaderError
 
 # torch says these by text only.
 _WORKER_DIED = re.compile(
@@ -27,19 +28,6 @@ class Reader(Protocol):
     """Reads the samples at some slots."""
 
     def read(self, slots: Slots) -> MicroBatch | ReadFailure: ...
-
-
-class LoaderError(RuntimeError):
-    """Loading broke down although no sample is at fault: a worker process was killed, or hung."""
-
-    def __init__(self, asked: str, found: str, do: str) -> None:
-        super().__init__(asked, found, do)
-        self.asked = asked
-        self.found = found
-        self.do = do
-
-    def __str__(self) -> str:
-        return f"{self.asked}: {self.found}\n  → {self.do}"
 
 
 class StopFlag:

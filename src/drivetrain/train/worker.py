@@ -10,16 +10,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
+from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RunDir
 
 if TYPE_CHECKING:
     from drivetrain.config.schema import RunConfig
-
-# Errors that explain themselves; a traceback would only hide what they say.
-_EXPLAINED = (InputError, BadSampleError, CheckpointError, NonFiniteLossError)
 
 
 def run_worker(config: RunConfig, run_dir: Path) -> int:
@@ -31,7 +28,7 @@ def run_worker(config: RunConfig, run_dir: Path) -> int:
         from drivetrain.train.trainer import Trainer
 
         Trainer(config, output=run_dir).fit()
-    except _EXPLAINED as error:
+    except ExplainedError as error:
         _report(error, "")
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED

@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from drivetrain.data.batch import MicroBatch, StepBatch
-from drivetrain.data.loading import LoaderError
 from drivetrain.data.stream import Stream
 from drivetrain.data.workers import LoaderPlan
 from drivetrain.spec.batch import plan_batches
-from drivetrain.spec.errors import BadSampleError, InputError
+from drivetrain.spec.errors import BadSampleError, InputError, LoaderError
 
 CPU = torch.device("cpu")
 
