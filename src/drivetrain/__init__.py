@@ -13,7 +13,13 @@ from drivetrain._version import __version__
 if TYPE_CHECKING:
     from drivetrain.data.batch import MicroBatch
     from drivetrain.engine.objective import Objective, cross_entropy
-    from drivetrain.spec.errors import BadSampleError, CheckpointError, InputError, NonFiniteLossError
+    from drivetrain.spec.errors import (
+        BadSampleError,
+        CheckpointError,
+        InputError,
+        LoaderError,
+        NonFiniteLossError,
+    )
     from drivetrain.train.run import Run
     from drivetrain.train.task import Task
     from drivetrain.train.trainer import Trainer
@@ -22,6 +28,7 @@ _WHERE = {
     "BadSampleError": "drivetrain.spec.errors",
     "CheckpointError": "drivetrain.spec.errors",
     "InputError": "drivetrain.spec.errors",
+    "LoaderError": "drivetrain.spec.errors",
     "MicroBatch": "drivetrain.data.batch",
     "NonFiniteLossError": "drivetrain.spec.errors",
     "Objective": "drivetrain.engine.objective",
@@ -35,6 +42,7 @@ __all__ = [
     "BadSampleError",
     "CheckpointError",
     "InputError",
+    "LoaderError",
     "MicroBatch",
     "NonFiniteLossError",
     "Objective",
