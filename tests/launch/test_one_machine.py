@@ -74,10 +74,8 @@ time.sleep(300)
 def test_one_rank_fails_while_the_other_would_go_on(start: Start, wait_until_gone: Any) -> None:
     launcher = start(FAILING, "--nproc-per-node", "2")
     pids = [int(word) for word in launcher.wait_for(0, "pids").split()[1:3]]
-    seen = time.monotonic()
     ended = launcher.end()
     assert ended.code == 1
-    assert time.monotonic() - seen < 10.0
     wait_until_gone(pids)
     assert launcher.log(1).startswith("on stdout\non stderr\non stdout again\nTraceback")
     text = ended.err[ended.err.index("Traceback") :]
@@ -95,7 +93,8 @@ def test_one_rank_fails_while_the_other_would_go_on(start: Start, wait_until_gon
     assert (outcome.ranks[0].pid, outcome.ranks[0].signal) == (pids[0], signal.SIGKILL)
     assert first.ended_wall_s is not None
     assert outcome.ranks[0].ended_wall_s is not None
-    assert first.ended_wall_s < outcome.ranks[0].ended_wall_s
+    # By the ranks' own times: on a busy machine the launcher itself may still be importing torch.
+    assert 0.0 < outcome.ranks[0].ended_wall_s - first.ended_wall_s < 10.0
 
 
 def test_a_killed_rank_is_137_and_explained(start: Start) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -117,3 +118,13 @@ def test_a_machine_ends_its_ranks_when_the_stores_host_is_killed(start: Start) -
     assert (ended.code, "failed first" in ended.err) == (1, False)
     assert "lost touch with the other machines" in ended.err
     assert [item.signal for item in machines[0].outcome("outcome-node-00001.json").ranks] == [15, 15]
+
+
+def test_a_machine_that_waits_for_others_can_be_interrupted(start: Start) -> None:
+    launcher = start("print('never')", *machine_flags("static", free_port(), 1))
+    time.sleep(3.0)  # by now it has imported torch and sits in a blocking connect
+    launcher.send(15)
+    sent = time.monotonic()
+    assert launcher.end(20.0).code == 143
+    assert time.monotonic() - sent < 8.0  # not the 600 s of the connect, nor the ranks' grace and more
+    assert launcher.outcome("outcome-node-00001.json").ranks == ()

@@ -223,7 +223,9 @@ class _Job:
                     self._ranks.forward(signum)
                 elif self._ranks.interrupted is None:
                     self._ranks.interrupt(signum)
-                    give_up_s = time.monotonic() + self._request.grace_s + _AGENT_S
+                    # Without ranks there is nothing to end or to tell the other machines.
+                    wait_s = self._request.grace_s + _AGENT_S if self._ranks.is_started else 1.0
+                    give_up_s = time.monotonic() + wait_s
                 elif signum == signal.SIGINT:
                     self._ranks.kill()
                     give_up_s = time.monotonic() + 1.0
