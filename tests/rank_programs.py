@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def train(
     steps: int,
     output: str | None = None,
     save_every: int | None = None,
+    every_minutes: float | None = None,
+    keep: int = 10,
+    pause_s: float = 0.0,
+    weight_decay: float = 0.01,
+    seed: int = 3,
+    only_first_reads_loss: bool = False,
     net: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
     optimizer: str = "adamw",
@@ -80,19 +87,20 @@ def train(
     """Trains `steps` steps; the ids, parameters and losses of each, and the final weights and buffers."""
     run = dt.Run(
         global_batch=GLOBAL_BATCH,
-        seed=3,
+        seed=seed,
         device=device,
         output=Path(output) if output else None,
-        checkpoint=CheckpointPolicy(every_steps=save_every, keep=10),
+        checkpoint=CheckpointPolicy(every_steps=save_every, every_minutes=every_minutes, keep=keep),
         **settings,
     )
     objective = dt.Objective(loss=lambda out, micro: dt.cross_entropy(out, micro.y))
     seen: list[Any] = []
     losses: list[float] = []
+    saved: list[int] = []
     with run:
         state = run.setup(
             lambda: Net(**(net or {})),
-            OptimizerSpec(name=optimizer, lr=lr, weight_decay=0.01, momentum=0.9),
+            OptimizerSpec(name=optimizer, lr=lr, weight_decay=weight_decay, momentum=0.9),
             Schedule(name="cosine", total_steps=40, warmup_steps=4),
         )
         first_step = state.step
@@ -110,8 +118,11 @@ def train(
                     )
                 )
             out = _own_step(run, state, step) if own_loop else run.train_step(state, step, objective)
-            losses.append(out.loss)
-            run.checkpoint_if_due(state, step)
+            if run.world.rank == 0 or not only_first_reads_loss:
+                losses.append(out.loss)
+            if run.checkpoint_if_due(state, step) is not None:
+                saved.append(state.step)
+            time.sleep(pause_s)
         weights = {name: t.detach().cpu().clone() for name, t in state.module.state_dict().items()}
         ema = {name: t.cpu().clone() for name, t in state.ema.weights.items()} if state.ema else {}
         scale = state.scaler.get_scale() if state.scaler else None
@@ -119,6 +130,7 @@ def train(
         "first_step": first_step,
         "seen": seen,
         "losses": losses,
+        "saved": saved,
         "weights": weights,
         "ema": ema,
         "scale": scale,

@@ -73,3 +73,13 @@ def test_a_nan_on_one_gpu_stops_both_naming_it(ranks):
     )
     assert len(set(texts)) == 1
     assert "the loss became nan first at step" in texts[0]
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason=f"needs 2 GPUs, {NUM_GPUS} here")
+@pytest.mark.parametrize("options", [{"on_bad_sample": "skip"}, {"precision": "fp16", "clip_norm": 0.5}])
+def test_one_gpu_alone_may_read_the_loss(ranks, options):
+    """The others' words come although they may wait for this very rank in a collective."""
+    results = ranks.run(
+        2, programs.train, steps=STEPS, device="cuda", only_first_reads_loss=True, timeout_s=60, **options
+    )
+    assert len(results[0]["losses"]) == STEPS

@@ -65,3 +65,28 @@ def test_evaluation_counts_each_sample_once_even_with_more_ranks_than_samples(ra
     assert one["count"] == num_samples
     for result in ranks.run(3, programs.evaluate, num_samples=num_samples):
         assert result == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_of_bad_samples_alone_changes_nothing(ranks, precision):
+    """Clipping, the loss scaler and the optimizer leave a step without any gradient alone."""
+    everything = {"bad": tuple(range(1, 52))}
+    results = ranks.run(
+        2, programs.train, steps=4, data=everything, on_bad_sample="skip", clip_norm=0.5, precision=precision
+    )
+    assert [len(result["losses"]) for result in results] == [4, 4]
+
+
+def test_one_rank_alone_may_read_the_loss(ranks, alone):
+    results = ranks.run(
+        3, programs.train, steps=STEPS, clip_norm=0.5, only_first_reads_loss=True, on_bad_sample="skip"
+    )
+    assert results[0]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-5)
+    assert results[1]["losses"] == []
+
+
+def test_an_own_inner_loop_copes_with_unused_parameters_when_told(ranks):
+    options = {"steps": 3, "net": {"unused": True}, "own_loop": True}
+    results = ranks.run(2, programs.train, find_unused_parameters=True, **options)
+    reference = ranks.run(1, programs.train, **options)
+    assert results[0]["losses"] == pytest.approx(reference[0]["losses"], rel=1e-5)

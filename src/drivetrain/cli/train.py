@@ -15,6 +15,7 @@ from drivetrain.cli.options import TrainArguments, train_options
 from drivetrain.config.overrides import from_environment
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError
+from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.rank_env import RankEnv, read_rank_env
 from drivetrain.spec.run_dir import RunDir
@@ -38,7 +39,7 @@ def run(arguments: TrainArguments) -> int:
     rank_env = read_rank_env(environ)
     if rank_env.launcher != "none" and not arguments.dry_run:
         return _run_as_rank(config, rank_env, environ)
-    return _run_as_launcher(config, is_dry=arguments.dry_run)
+    return _run_as_launcher(config, environ, is_dry=arguments.dry_run)
 
 
 command = train_options(run)
@@ -70,7 +71,8 @@ def _run_as_rank(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]) 
         # A restarted job finds its own folder: it is not another run's.
         check_folder(run_dir, resume="auto" if rank_env.restart_count else config.resume)
         create_folder(run_dir)
-        write(config, run_dir.config, (f"started by {rank_env.launcher}, {rank_env.world_size} ranks",))
+        run_dir.launch.mkdir(exist_ok=True)
+        write(config, run_dir.asked_config, (f"started by {rank_env.launcher}, {rank_env.world_size} ranks",))
     from drivetrain.report.progress import ProgressDisplay
     from drivetrain.train.worker import run_worker
 
@@ -87,26 +89,34 @@ def _shared_folder(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]
     return shared_folder(config.name, environ, rank_env)
 
 
-def _run_as_launcher(config: RunConfig, *, is_dry: bool) -> int:
+def _run_as_launcher(config: RunConfig, environ: dict[str, str], *, is_dry: bool) -> int:
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
+    from drivetrain.launch.environment import thread_variables
 
     resolved = _resolve(config)
     run_dir = RunDir(_folder(config))
-    request = _request(config, resolved, run_dir)
+    threads, why_threads = thread_variables(resolved.nproc_per_node, environ)
+    request = _request(config, resolved, run_dir, threads)
     _check(config, request, resolved, run_dir)
     if is_dry:
         from drivetrain.launch.render import render_command
 
         print(render_command(request), end="")
         return 0
+    if why_threads is not None:
+        print(why_threads, file=sys.stderr)
     created = create_folder(run_dir)
     try:
-        write(config, run_dir.config, resolved.notes())
-        return _launch(request, run_dir)
+        run_dir.launch.mkdir(exist_ok=True)
+        write(config, run_dir.asked_config, resolved.notes())
+        code = _launch(request, run_dir)
     except InputError:  # no rank has started: the port is taken, say
         remove_created(created)
         raise
+    if code == ExitCode.USAGE:  # the ranks could not start with what was given, and have said why
+        remove_created(created)
+    return code
 
 
 def _folder(config: RunConfig) -> Path:
@@ -151,7 +161,9 @@ def _config_text(config: RunConfig) -> str:
     return dump(config, notes)
 
 
-def _request(config: RunConfig, resolved: Resolved, run_dir: RunDir) -> LaunchRequest:
+def _request(
+    config: RunConfig, resolved: Resolved, run_dir: RunDir, environment: dict[str, str]
+) -> LaunchRequest:
     launch = config.launch
     return LaunchRequest(
         command=(sys.executable, "-u", "-m", "drivetrain.train.worker", str(run_dir.path)),
@@ -166,6 +178,7 @@ def _request(config: RunConfig, resolved: Resolved, run_dir: RunDir) -> LaunchRe
         rdzv_id=launch.rdzv_id,
         local_addr=launch.local_addr,
         max_restarts=launch.max_restarts,
+        environment=environment,
     )
 
 
@@ -201,7 +214,8 @@ def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
     with ProgressDisplay(run_dir) as display:
         # The launcher passes rank 0's output on with its line ends; the display draws lines.
         outcome = launch(request, screen=lambda text: display.line(text.rstrip("\r\n")))
-    print(summarise(run_dir, outcome))
+    if outcome.exit_code != ExitCode.USAGE:
+        print(summarise(run_dir, outcome))
     if outcome.exit_code != 0:
         sys.stdout.flush()
         print(describe_failure(outcome), file=sys.stderr)

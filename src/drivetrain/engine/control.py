@@ -1,16 +1,19 @@
 """The control word: what every rank tells every other about a step, acted on at the same step everywhere.
 
 One small asynchronous all-gather of host numbers a step, on a group of its own. On a GPU the loss is copied
-to pinned memory without a sync and sent one step later, when the copy has long finished; a word is acted on
-`LAG` steps after it was posted, by all ranks at the same step, so that no rank decides alone and none waits.
+to pinned memory without a sync, and a thread sends it as soon as the copy is there: whatever the training
+thread is waiting in meanwhile, so that a rank that waits for the others' words always gets them. A word is
+acted on `LAG` steps after it was posted, by all ranks at the same step: no rank decides alone, none waits.
 """
 
 from __future__ import annotations
 
 import math
+import queue
+import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
 
@@ -91,6 +94,8 @@ class _Pending:
     has_grad_norm: bool
     gathered: Tensor | None = None
     work: dist.Work | None = None
+    is_sent: threading.Event = field(default_factory=threading.Event)
+    problem: BaseException | None = None
 
 
 class ControlChannel:
@@ -103,6 +108,10 @@ class ControlChannel:
         self._pending: deque[_Pending] = deque()
         self._received: dict[int, ClusterWord] = {}
         self._due: deque[ClusterWord] = deque()
+        self._outbox: queue.SimpleQueue[_Pending] | None = None
+        if self._is_cuda and self._group is not None:
+            self._outbox = queue.SimpleQueue()
+            threading.Thread(target=self._send_each, name="control-word", daemon=True).start()
 
     def post(self, step: int, loss_sum: Tensor, grad_norm: Tensor | None, word: LocalWord) -> None:
         """Posts the word of `step`. Called by all ranks once a step, in step order; never blocks on the GPU's
@@ -122,12 +131,11 @@ class ControlChannel:
         if self._is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        self._pending.append(
-            _Pending(step=step, host=host, copied=event, has_grad_norm=grad_norm is not None)
-        )
-        # On the CPU the word goes out at once: a rank that waits for it before its next backward must not
-        # depend on a peer that is itself waiting in that backward.
-        for pending in list(self._pending)[: None if not self._is_cuda else -1]:
+        pending = _Pending(step=step, host=host, copied=event, has_grad_norm=grad_norm is not None)
+        self._pending.append(pending)
+        if self._outbox is not None:
+            self._outbox.put(pending)
+        elif not self._is_cuda:
             self._send(pending)
         while len(self._pending) > LAG:
             self._receive_oldest()
@@ -161,27 +169,40 @@ class ControlChannel:
 
     def _receive(self, pending: _Pending) -> ClusterWord:
         if pending.step not in self._received:
-            self._send(pending)
+            if self._outbox is None and not pending.is_sent.is_set():
+                self._send(pending)  # one GPU alone: nobody else waits for it
+            pending.is_sent.wait()
+            if pending.problem is not None:
+                raise RuntimeError(f"the control word of step {pending.step} failed") from pending.problem
             if pending.work is not None:
                 pending.work.wait()
-            assert pending.gathered is not None
             self._received[pending.step] = _decode(pending)
             for old in [s for s in self._received if s < pending.step - _KEPT]:
                 del self._received[old]
         return self._received[pending.step]
 
+    def _send_each(self) -> None:
+        assert self._outbox is not None
+        torch.cuda.set_device(self._world.device)
+        while True:
+            pending = self._outbox.get()
+            try:
+                self._send(pending)
+            except BaseException as error:  # noqa: BLE001 - raised again where the word is waited for
+                pending.problem = error
+                pending.is_sent.set()
+
     def _send(self, pending: _Pending) -> None:
-        if pending.gathered is not None:
-            return
         if pending.copied is not None:
             pending.copied.synchronize()
         pending.gathered = torch.empty(self._world.size, len(_Field), dtype=torch.float64)
         if self._group is None:
             pending.gathered[0] = pending.host
-            return
-        pending.work = dist.all_gather(
-            list(pending.gathered.unbind(0)), pending.host, group=self._group, async_op=True
-        )
+        else:
+            pending.work = dist.all_gather(
+                list(pending.gathered.unbind(0)), pending.host, group=self._group, async_op=True
+            )
+        pending.is_sent.set()
 
 
 def _own_group(world: World, timeout_s: float) -> dist.ProcessGroup | None:

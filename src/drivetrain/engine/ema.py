@@ -23,6 +23,11 @@ class Ema:
         self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._live.items()}
 
     @torch.no_grad()
+    def start(self) -> None:
+        """Sets the average to the weights."""
+        torch._foreach_copy_(list(self.weights.values()), list(self._live.values()))
+
+    @torch.no_grad()
     def update(self) -> None:
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))

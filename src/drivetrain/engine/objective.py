@@ -45,7 +45,8 @@ class Objective:
         """
         loss = self.loss(output, micro)
         if loss.ndim == 0:
-            return loss
+            # A micro-batch of padding alone has no sum of its own, whatever the loss made of its zeros.
+            return loss if micro.num_valid else torch.where(loss > torch.inf, loss, 0.0)
         if loss.shape == micro.weight.shape:
             # where, not multiplication: a placeholder's loss may be infinite, and 0 × inf is NaN.
             return torch.where(micro.weight > 0, loss * micro.weight, 0.0).sum()

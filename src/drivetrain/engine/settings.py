@@ -35,6 +35,8 @@ class RunSettings:
         ema_decay: decay of an exponential moving average of the weights, used for evaluation.
         channels_last: None uses it for convolutional networks on GPUs.
         static_graph: whether every step uses the same parameters in the same order (DDP's promise).
+        find_unused_parameters: for loops with `Run.step`, whose model leaves parameters without a gradient in
+            some steps; `Run.train_step` finds out by itself.
         output: the run directory; None writes nothing.
         resume: "auto" (the run directory's last complete checkpoint, if any), "none", or a path.
         log_every_steps: steps between two rows of metrics.
@@ -52,6 +54,7 @@ class RunSettings:
     channels_last: bool | None = None
     sync_batchnorm: bool = False
     static_graph: bool = False
+    find_unused_parameters: bool = False
     deterministic: bool = False
     clip_norm: float | None = None
     ema_decay: float | None = None

@@ -150,6 +150,8 @@ class StepScope:
 
     def clip(self, max_norm: float) -> None:
         """Clips the gradient to the global norm `max_norm`."""
+        if not self._total_weight():
+            return  # every sample of the step was skipped: there is no gradient, and no update
         if self._state.scaler is not None:
             self._state.scaler.unscale_(self._state.optimizer)
         self._grad_norm = self._context.strategy.clip(self._state, max_norm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from drivetrain.data.batch import MicroBatch
+from drivetrain.data.draw import restored_globals
 from drivetrain.engine.objective import Objective
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import forward_loss
@@ -22,7 +23,7 @@ def warm_up(
     """
     buffers = {name: buffer.detach().clone() for name, buffer in state.module.named_buffers()}
     devices = [world.device] if world.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with restored_globals(), torch.random.fork_rng(devices=devices):
         if objective is None:
             notes = strategy.warm_up(state, None)
         else:

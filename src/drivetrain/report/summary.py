@@ -206,7 +206,9 @@ def _skipped(state: RunState) -> list[str]:
 
 
 def _last_complete(run_dir: RunDir) -> Path | None:
-    """The complete checkpoint of the highest step."""
+    """The checkpoint that was completed last, or else the complete one of the highest step."""
+    if (run_dir.latest / "COMPLETE").exists():
+        return run_dir.latest.resolve()
     complete = [
         (step, path)
         for path in (run_dir.checkpoints.iterdir() if run_dir.checkpoints.is_dir() else ())
@@ -260,10 +262,13 @@ def _try_next(state: RunState, run_dir: RunDir, status: str, saved: Path | None)
         num = 2 * started.world_size
         command = f"{again} {_beside(run_dir, f'{num}-processes')} --nproc-per-node {num}"
         offers.append((f"the same batches on {num} processes, if there are as many devices", command))
-    if saved is not None and started.num_samples > 0:
+    if started.num_samples > 0:
         epochs = started.total_steps * started.global_batch / started.num_samples
-        command = f"{resume_command(run_dir)} --epochs {max(round(2 * epochs), 1)}"
-        offers.append(("train twice as long", command))
+        # Anew, not resumed: a schedule is drawn over the whole run.
+        command = (
+            f"{again} {_beside(run_dir, 'longer')} --max-steps null --epochs {max(round(2 * epochs), 1)}"
+        )
+        offers.append(("train twice as long, anew", command))
     return _commands(offers)
 
 

@@ -24,6 +24,11 @@ class RunDir:
         return self.path / "config.yaml"
 
     @property
+    def asked_config(self) -> Path:
+        """What the current start was asked to do; it becomes `config` once training has begun."""
+        return self.launch / "config.yaml"
+
+    @property
     def launch(self) -> Path:
         return self.path / "launch"
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batch import MicroBatch
-from drivetrain.data.labels import CheckedLabels
 from drivetrain.engine.objective import Objective, cross_entropy
 from drivetrain.spec.errors import InputError
 from drivetrain.train.models.by_name import model_builder
@@ -54,8 +53,9 @@ def classification_task(config: RunConfig) -> Task:
     name = config.model.name or source.default_model
     return Task(
         build_model=model_builder(name, num_classes=num_classes, kwargs=dict(config.model.kwargs)),
-        train_data=CheckedLabels(source.train, num_classes),
-        eval_data=CheckedLabels(source.evaluation, num_classes) if source.evaluation is not None else None,
+        train_data=source.train,
+        eval_data=source.evaluation,
+        num_classes=num_classes,
         objective=Objective(inputs=normalised, loss=_CrossEntropy(config.label_smoothing)),
         eval_objective=Objective(inputs=normalised, loss=_CrossEntropy(0.0)),
         draw=source.draw,

@@ -157,6 +157,9 @@ class Run:
         if len(dataset) == 0:
             raise InputError(f"training on {type(dataset).__name__}", "it has no samples", "check the data")
         facts = self._resumed.facts if self._resumed is not None else {}
+        if facts.get("steps", steps) != steps:
+            what = f"the run now ends after {steps} steps, and was to end after {facts['steps']}"
+            self.notes.append(f"{what}: a schedule over the whole run moves with its end")
         self._stream = RunStream(
             StreamSource(
                 dataset=dataset,
@@ -372,6 +375,7 @@ class Run:
             "global_batch": self.settings.global_batch,
             "seed": self.settings.seed,
             "strategy": self.strategy.name,
+            "steps": stream.source.steps if stream is not None else None,
             "data": stream.source.fingerprint if stream is not None else None,
             "num_samples": stream.num_samples if stream is not None else None,
         }

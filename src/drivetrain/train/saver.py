@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
-from drivetrain.engine.checkpoint.load import Loaded, find_checkpoint, load_checkpoint
+from drivetrain.engine.checkpoint.files import complete_steps
+from drivetrain.engine.checkpoint.load import Loaded, find_checkpoint, load_checkpoint, read_facts
 from drivetrain.engine.checkpoint.save import Saved, save_checkpoint
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import TrainState
@@ -32,21 +34,39 @@ class Saver:
             InputError: another model's checkpoint, or another global batch.
             CheckpointError: what was named is damaged, or all checkpoints are.
         """
-        path, notes = find_checkpoint(self._settings.resume, self._run_dir, self._world)
+        # Started anew by the launcher after a failure: go on, whatever the first start was told.
+        resume = "auto" if self._world.env.restart_count else self._settings.resume
+        self._refuse_used_folder(resume)
+        path, notes = find_checkpoint(resume, self._run_dir, self._world)
         if path is None:
             return None, notes
+        self._refuse_another_stream(path)
         loaded = load_checkpoint(state, self._world, path)
-        was, now = loaded.facts.get("global_batch"), self._settings.global_batch
-        if was is not None and was != now:
-            raise InputError(
-                f"global batch {now}",
-                f"{path} was trained with {was}; the samples would not go on where they stopped",
-                f"--global-batch {was}",
-            )
         own = self._run_dir.checkpoints.resolve() if self._run_dir is not None else None
         if path.parent.resolve() == own:
             self._saved_step = state.step
         return loaded, [*notes, f"resumed from {path} at step {state.step}", *loaded.notes]
+
+    def _refuse_used_folder(self, resume: str) -> None:
+        run_dir = self._run_dir
+        if resume == "none" and run_dir is not None and self._world.gather(complete_steps(run_dir))[0]:
+            raise InputError(
+                f"a new run in {run_dir.path}",
+                "a run has saved checkpoints there",
+                "name another output, or go on with that run: resume auto",
+            )
+
+    def _refuse_another_stream(self, path: Path) -> None:
+        """The samples that follow are those that would have come only with the same seed and global batch."""
+        facts = read_facts(path)
+        for name, flag in (("global_batch", "--global-batch"), ("seed", "--seed")):
+            was, now = facts.get(name), getattr(self._settings, name)
+            if was is not None and was != now:
+                raise InputError(
+                    f"{flag} {now}",
+                    f"{path} was trained with {was}; the samples would not go on where they stopped",
+                    f"{flag} {was}",
+                )
 
     def ask(self) -> None:
         """All ranks agreed that a checkpoint is due."""

@@ -33,6 +33,8 @@ class Task:
         draw, render: augmentation of training samples: `draw(generator)` gives parameters, `render(sample,
             params)` the sample; None for data sets with transforms of their own.
         eval_render: `eval_render(sample)` prepares an evaluation sample; None takes it as it is.
+        num_classes: with it, a sample whose label (the second of a tuple, or "y" or "label" of a dict) is not
+            in 0 … num_classes - 1 is a bad sample, named, instead of an assertion on the GPU.
         build_metrics: makes torchmetrics metrics by name; called on every rank.
         update_metric: feeds one metric from the model's output and a micro-batch; by default with outputs and
             targets of the valid samples.
@@ -51,6 +53,7 @@ class Task:
     draw: Callable[..., Any] | None = None
     render: Callable[..., Any] | None = None
     eval_render: Callable[..., Any] | None = None
+    num_classes: int | None = None
     build_metrics: Callable[[], Mapping[str, Any]] = dict
     update_metric: UpdateMetric = update_with_targets
     build_optimizer: BuildOptimizer | None = None

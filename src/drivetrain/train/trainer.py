@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from drivetrain.config.dump import write
 from drivetrain.config.schema import RunConfig
+from drivetrain.data.labels import CheckedLabels
 from drivetrain.engine.optimizers import OptimizerSpec, Schedule
 from drivetrain.engine.settings import CheckpointPolicy, RunSettings
 from drivetrain.engine.state import TrainState
@@ -44,7 +47,7 @@ class Trainer:
         self.task = task or (load_task(config.task, config) if config.task else classification_task(config))
         num_samples = len(self.task.train_data)
         self.steps_per_epoch = num_samples / config.global_batch
-        self.total_steps = _total_steps(config, self.steps_per_epoch)
+        self.total_steps = _total_steps(config, num_samples)
         self.compiles = _compiles(config, self.total_steps)
         folder = output or (Path(config.output) if config.output else None)
         self.run = Run(
@@ -70,7 +73,7 @@ class Trainer:
             )
             run.notes += task.notes
             data = run.stream(
-                task.train_data,
+                self._checked(task.train_data),
                 steps=self.total_steps,
                 draw=task.draw,
                 render=task.render,
@@ -78,6 +81,9 @@ class Trainer:
                 loader_cost=task.loader_cost,
                 sample_unit=task.sample_unit,
             )
+            if run.world.rank == 0 and run.run_dir is not None:
+                # Only now: what was refused above must not overwrite what an earlier start trained with.
+                write(config, run.run_dir.config, run.notes)
             self._open_sinks(state)
             self._metrics = task.build_metrics()
             metrics: dict[str, float] = {}
@@ -94,6 +100,10 @@ class Trainer:
             run.fail(error)
             raise
         return FitResult(steps=state.step, metrics=metrics)
+
+    def _checked(self, dataset: Any) -> Any:
+        num_classes = self.task.num_classes
+        return dataset if num_classes is None else CheckedLabels(dataset, num_classes)
 
     def _schedule(self) -> Schedule:
         config = self.config.schedule
@@ -151,7 +161,7 @@ class Trainer:
             return {}
         return run.evaluate(
             state,
-            task.eval_data,
+            self._checked(task.eval_data),
             task.eval_objective or task.objective,
             self._metrics,
             batch=None if self.config.evaluate.batch == "auto" else self.config.evaluate.batch,
@@ -197,10 +207,12 @@ def optimizer_of(config: RunConfig) -> OptimizerSpec:
     return OptimizerSpec(**options)
 
 
-def _total_steps(config: RunConfig, steps_per_epoch: float) -> int:
+def _total_steps(config: RunConfig, num_samples: int) -> int:
     limits = []
     if config.epochs is not None:
-        limits.append(math.ceil(config.epochs * steps_per_epoch))
+        # In whole numbers: 50 × 1.1 is a little more than 55.
+        epochs = Fraction(config.epochs).limit_denominator(1_000_000)
+        limits.append(math.ceil(epochs * num_samples / config.global_batch))
     if config.max_steps is not None:
         limits.append(config.max_steps)
     return min(limits)

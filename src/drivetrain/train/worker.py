@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.exit_codes import ExitCode
-from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -58,10 +57,7 @@ def main() -> None:
     from drivetrain.config.load import load
 
     run_dir = Path(sys.argv[1])
-    config = load(RunDir(run_dir).config)
-    if read_rank_env(os.environ).restart_count:
-        # Started anew by the launcher after a failure: go on, whatever the first start was told.
-        config = config.model_copy(update={"resume": "auto"})
+    config = load(RunDir(run_dir).asked_config)
     code = run_worker(config, run_dir)
     sys.stdout.flush()
     sys.stderr.flush()

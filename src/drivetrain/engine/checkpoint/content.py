@@ -82,15 +82,32 @@ def scalars_of(state: TrainState) -> dict[str, Any]:
     }
 
 
-def restore(state: TrainState, tensors: dict[str, Any], scalars: dict[str, Any]) -> None:
-    """Puts loaded `tensors` (as `tensors_of` named them) and `scalars` into the state."""
+# What a user sets on an optimizer, and may set otherwise for the rest of a run. Whatever else stands in its
+# parameter groups is state of its own (a counter, say) and goes on as it was.
+_HYPERPARAMETERS = {
+    *("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "amsgrad", "maximize"),
+    *("foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"),
+}
+
+
+def restore(state: TrainState, tensors: dict[str, Any], scalars: dict[str, Any]) -> list[str]:
+    """Puts loaded `tensors` (as `tensors_of` named them) and `scalars` into the state.
+
+    The optimizer's hyperparameters are those of this run, not the saved ones; returns a note for each that
+    differs.
+    """
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     set_model_state_dict(state.module, model)
     flat = {name.removeprefix("optim."): t for name, t in tensors.items() if name.startswith("optim.")}
+    changed: dict[str, str] = {}
     for name, value in _flat_optimizer_state(state).items():
         if not isinstance(value, Tensor):
             saved = scalars["optimizer_options"].get(name, value)
-            flat[name] = tuple(saved) if isinstance(value, tuple) else saved
+            saved = tuple(saved) if isinstance(value, tuple) else saved
+            option = name.rpartition(".")[2]
+            flat[name] = value if option in _HYPERPARAMETERS else saved
+            if saved != value and option in _HYPERPARAMETERS - {"lr"}:
+                changed[option] = f"optimizer option {option} is {value} from here on; it was {saved}"
     set_optimizer_state_dict(state.module, state.optimizer, flat, options=_FLAT)
     if state.scaler is not None and scalars["scaler"] is not None:
         state.scaler.load_state_dict(scalars["scaler"])
@@ -98,6 +115,7 @@ def restore(state: TrainState, tensors: dict[str, Any], scalars: dict[str, Any])
         state.ema.num_updates = scalars["ema_updates"]
     state.step = scalars["step"]
     state.position = scalars["position"]
+    return list(changed.values())
 
 
 def restore_own_buffers(module: nn.Module, world: World, tensors: dict[str, Any]) -> None:

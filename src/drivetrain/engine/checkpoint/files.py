@@ -21,7 +21,9 @@ from drivetrain.spec.run_dir import RunDir, step_of_checkpoint
 
 CHECKSUMS = "checksums.json"
 COMPLETE = "COMPLETE"
+STATE = "state.json"
 _UNFINISHED = ".unfinished-"
+_REPLACED = ".unfinished-replaced-"
 
 
 def unfinished_path(run_dir: RunDir, step: int) -> Path:
@@ -68,7 +70,7 @@ def complete(unfinished: Path, final: Path, sums: dict[str, dict[str, object]]) 
     write_durably(unfinished / CHECKSUMS, text)
     replaced = None
     if final.exists():
-        replaced = final.with_name(f"{_UNFINISHED}replaced-{final.name}")
+        replaced = final.with_name(f"{_REPLACED}{final.name}")
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     unfinished.rename(final)
@@ -87,26 +89,52 @@ def point_latest(run_dir: RunDir, step: int) -> None:
 
 
 def complete_steps(run_dir: RunDir) -> list[int]:
-    """Steps of the folders marked COMPLETE, oldest first."""
+    """Steps of the folders marked COMPLETE, in the order in which they were saved.
+
+    That is not the order of steps where a run went back to an earlier checkpoint and on from there.
+    """
     if not run_dir.checkpoints.is_dir():
         return []
-    found = (p for p in run_dir.checkpoints.iterdir() if (p / COMPLETE).exists())
-    return sorted(step for step in map(step_of_checkpoint, found) if step is not None)
+    found = [
+        (_save_number(path), step)
+        for path in run_dir.checkpoints.iterdir()
+        if (step := step_of_checkpoint(path)) is not None and (path / COMPLETE).exists()
+    ]
+    return [step for _, step in sorted(found)]
+
+
+def next_save_number(run_dir: RunDir) -> int:
+    """One more than any save so far has."""
+    return 1 + max((_save_number(run_dir.checkpoint(step)) for step in complete_steps(run_dir)), default=0)
+
+
+def _save_number(folder: Path) -> int:
+    """Which save of the run this was, from 1; 0 where it cannot be read."""
+    try:
+        return int(json.loads((folder / STATE).read_text(encoding="utf-8"))["save_number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def prune(run_dir: RunDir, keep: int) -> None:
-    """Deletes complete checkpoints older than the newest `keep`, and what unfinished saves left behind."""
+    """Deletes complete checkpoints that were saved before the newest `keep`."""
     for step in complete_steps(run_dir)[:-keep]:
         # Unmarked first: a deletion that is interrupted leaves no folder that claims to be complete.
         (run_dir.checkpoint(step) / COMPLETE).unlink(missing_ok=True)
         shutil.rmtree(run_dir.checkpoint(step), ignore_errors=True)
-    remove_unfinished(run_dir)
 
 
 def remove_unfinished(run_dir: RunDir) -> None:
-    if run_dir.checkpoints.is_dir():
-        for path in run_dir.checkpoints.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(path, ignore_errors=True)
+    """Deletes what unfinished saves left. A checkpoint that was being replaced takes its place again."""
+    if not run_dir.checkpoints.is_dir():
+        return
+    for path in run_dir.checkpoints.glob(f"{_REPLACED}*"):
+        final = path.with_name(path.name.removeprefix(_REPLACED))
+        if not (final / COMPLETE).exists():
+            shutil.rmtree(final, ignore_errors=True)
+            path.rename(final)
+    for path in run_dir.checkpoints.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def listed_files(folder: Path) -> dict[str, dict[str, object]]:

@@ -57,10 +57,9 @@ def find_checkpoint(resume: str, run_dir: RunDir | None, world: World) -> tuple[
             return path.resolve(), []
         run_dir = RunDir(path)
         if not run_dir.checkpoints.is_dir():
-            raise CheckpointError(
-                f"resume {path}",
-                "it is neither a checkpoint (step-…) nor a run that has any",
-                "check the path",
+            what = "it is neither a checkpoint (step-…) nor a run that has any"
+            raise InputError(
+                f"resume {path}", what if path.exists() else "there is no such folder", "check the path"
             )
     if run_dir is None:
         return None, []
@@ -97,6 +96,12 @@ def _problem(path: Path, world: World) -> str | None:
     return next((problem for problem in world.gather(found) if problem is not None), None)
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """What state.json of the checkpoint at `path` holds."""
+    facts: dict[str, Any] = json.loads((path / files.STATE).read_text(encoding="utf-8"))
+    return facts
+
+
 def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
     """Copies the checkpoint at `path` into `state`. Called by all ranks.
 
@@ -104,7 +109,7 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
         InputError: it is another model's checkpoint; names what differs first.
         CheckpointError: it cannot be read.
     """
-    facts: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    facts = read_facts(path)
     notes: list[str] = []
     if facts["optimizer"] != type(state.optimizer).__name__:
         raise InputError(
@@ -126,7 +131,7 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
         tensors = {name: t for name, t in tensors.items() if not name.startswith("ema.")}
     _check_same_model(tensors, read_sizes(path), path)
     read_tensors(tensors, path, world.control)
-    restore(state, tensors, facts)
+    notes += restore(state, tensors, facts)
     if facts["world_size"] == world.size:
         restore_own_buffers(state.module, world, own_buffers)
     if state.ema is not None and facts["ema_updates"] is None:
@@ -155,7 +160,7 @@ def _check_same_model(tensors: dict[str, Any], sizes: dict[str, TensorStorageMet
         raise InputError(
             f"resume from {path}",
             f"it is another model's checkpoint: {'; '.join(differences[:3])}{more}",
-            "use the model it was trained with, see its run's config.yaml, or --resume none",
+            "use the model it was trained with, as in the run's config.yaml; or another --output",
         )
 
 

@@ -19,7 +19,7 @@ from drivetrain.engine.checkpoint.content import own_buffers_of, random_state, s
 from drivetrain.engine.checkpoint.tensor_files import write_tensors
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
-from drivetrain.spec.errors import CheckpointError
+from drivetrain.spec.errors import CheckpointError, NonFiniteLossError
 from drivetrain.spec.run_dir import RunDir
 
 SCHEMA = 1
@@ -48,21 +48,28 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: on every rank, naming the rank where it failed and why (a full disk, say).
+        NonFiniteLossError: on every rank, where the state holds NaN or infinity.
     """
     started = time.monotonic()
     final, unfinished = run_dir.checkpoint(state.step), files.unfinished_path(run_dir, state.step)
     _on_first_rank(world, f"save {final}", lambda: _prepare(run_dir, unfinished))
+    _check_finite(state, world)
     own_buffers = own_buffers_of(state, world)
     with averaged_buffers(state.module, world):
         tensors = tensors_of(state) | own_buffers
-        _on_all_ranks(world, f"save {final}", lambda: _check_finite(tensors))
         sums = _on_all_ranks(world, f"save {final}", lambda: _write_part(world, unfinished, tensors))
     merged = {name: entry for part in sums for name, entry in part.items()}
 
     def finish() -> None:
-        document = {"schema": SCHEMA, "world_size": world.size, **facts, **scalars_of(state)}
-        files.write_durably(unfinished / "state.json", json.dumps(document, indent=1))
-        names = ["state.json", ".metadata"]
+        document = {
+            "schema": SCHEMA,
+            "save_number": files.next_save_number(run_dir),
+            "world_size": world.size,
+            **facts,
+            **scalars_of(state),
+        }
+        files.write_durably(unfinished / files.STATE, json.dumps(document, indent=1))
+        names = [files.STATE, ".metadata"]
         files.complete(unfinished, final, merged | files.sums_of(unfinished, names))
         files.point_latest(run_dir, state.step)
         files.prune(run_dir, keep)
@@ -78,11 +85,27 @@ def _prepare(run_dir: RunDir, unfinished: Path) -> None:
     (unfinished / "rng").mkdir(parents=True)
 
 
-def _check_finite(tensors: dict[str, Tensor]) -> None:
-    """A state that holds NaN must not take the place of a good one."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name} holds NaN or infinity")
+def _check_finite(state: TrainState, world: World) -> None:
+    """A state that holds NaN must not take the place of a good one. (Buffers may: masks are made of −inf.)"""
+    bad = next(
+        (
+            name
+            for name, parameter in state.module.named_parameters()
+            if not bool(torch.isfinite(parameter).all())
+        ),
+        None,
+    )
+    found = world.gather(bad)
+    ranks = tuple(rank for rank, name in enumerate(found) if name is not None)
+    if ranks:
+        raise NonFiniteLossError(
+            step=state.step,
+            ranks=ranks,
+            what=f"the weights ({found[ranks[0]]})",
+            value=float("nan"),
+            do="nothing was saved and earlier checkpoints are untouched; lower the learning rate, clip the"
+            " gradient (optim.clip_norm), or use --precision bf16 or fp32",
+        )
 
 
 def _write_part(world: World, unfinished: Path, tensors: dict[str, Tensor]) -> dict[str, dict[str, object]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -80,6 +82,8 @@ def build_on_device(build: Build) -> tuple[nn.Module, bool]:
     """The model, built from the run's seed (the same weights on every rank), on this rank's device, with
     SyncBatchNorm and the memory format as set. Returns it and whether it is channels_last."""
     settings, device = build.settings, build.world.device
+    random.seed(settings.seed)
+    np.random.seed(settings.seed % 2**32)
     torch.manual_seed(settings.seed)
     module = build.model()
     if settings.sync_batchnorm and build.world.size > 1:

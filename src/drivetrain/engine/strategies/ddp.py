@@ -62,7 +62,8 @@ class Ddp:
         if build.world.size == 1:
             return []
         if forward_backward is None:
-            state.model.wrapped = _wrap(state.module, build, static_graph=False, finds_unused=False)
+            finds_unused = build.settings.find_unused_parameters
+            state.model.wrapped = _wrap(state.module, build, static_graph=False, finds_unused=finds_unused)
             return []
         forward_backward()
         unused = _unused_parameters(state.module)
@@ -70,8 +71,12 @@ class Ddp:
         # torch asserts on static_graph with unsynchronised backwards, so not with accumulation.
         is_static = build.settings.static_graph and not unused and not _accumulates(build)
         state.model.wrapped = _wrap(state.module, build, static_graph=is_static, finds_unused=bool(unused))
-        forward_backward()
+        # A static graph is recorded in the first backward; its buckets settle only in the second.
+        for _ in range(2 if is_static else 1):
+            forward_backward()
         _drop_gradients(state.module)
+        if state.ema is not None and state.ema.num_updates == 0:
+            state.ema.start()  # from the weights that wrapping made the same on all ranks
         if not unused:
             return []
         names = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")

@@ -28,7 +28,7 @@ class StepTiming:
     """Seconds of one finished step.
 
     Attributes:
-        parts: the device's ledger: the parts that were marked; their sum is `total_s`.
+        parts: the device's ledger: the parts that were marked; they sum to `total_s`, measured apart.
         total_s: from the end of the previous step to the end of this one (see `StepClock.start_step`).
         host_parts: the host's ledger: seconds of the calling thread in the same parts.
     """
@@ -199,4 +199,5 @@ def _timing(step: _Step, boundaries: _Boundaries) -> StepTiming:
         parts[part] = parts.get(part, 0.0) + boundaries.seconds(previous, mark)
         host_parts[part] = host_parts.get(part, 0.0) + (mark.host_ns - previous.host_ns) * _NS
         previous = mark
-    return StepTiming(step=step.step, parts=parts, total_s=sum(parts.values()), host_parts=host_parts)
+    total_s = boundaries.seconds(step.start, step.marks[-1][1])
+    return StepTiming(step=step.step, parts=parts, total_s=total_s, host_parts=host_parts)

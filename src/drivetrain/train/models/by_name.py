@@ -32,7 +32,7 @@ def model_builder(name: str, *, num_classes: int, kwargs: dict[str, Any]) -> Cal
     builder = _timm(name.removeprefix("timm/"), num_classes, kwargs)
     if builder is not None:
         return builder
-    near = difflib.get_close_matches(name, _known_names(), n=3)
+    near = difflib.get_close_matches(name, sorted(_known_names()), n=3)
     missing = [lib for lib in ("torchvision", "timm") if importlib.util.find_spec(lib) is None]
     install = f"install {' or '.join(missing)} for more" if missing else "check the name"
     raise InputError(
@@ -67,14 +67,14 @@ def _timm(name: str, num_classes: int, kwargs: dict[str, Any]) -> Callable[[], n
     return lambda: timm.create_model(name, pretrained=False, num_classes=num_classes, **kwargs)
 
 
-def _known_names() -> list[str]:
-    names = list(_OWN)
+def _known_names() -> set[str]:
+    names = set(_OWN)
     if importlib.util.find_spec("torchvision") is not None:
         from torchvision import models
 
-        names += models.list_models(module=models)
+        names |= set(models.list_models(module=models))
     if importlib.util.find_spec("timm") is not None:
         import timm
 
-        names += timm.list_models()
+        names |= set(timm.list_models())
     return names
