@@ -13,6 +13,7 @@ from drivetrain._version import __version__
 if TYPE_CHECKING:
     from drivetrain.data.batch import MicroBatch
     from drivetrain.engine.objective import Objective, cross_entropy
+    from drivetrain.engine.settings import CheckpointPolicy
     from drivetrain.spec.errors import (
         BadSampleError,
         CheckpointError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "BadSampleError": "drivetrain.spec.errors",
     "CheckpointError": "drivetrain.spec.errors",
+    "CheckpointPolicy": "drivetrain.engine.settings",
     "InputError": "drivetrain.spec.errors",
     "LoaderError": "drivetrain.spec.errors",
     "MicroBatch": "drivetrain.data.batch",
@@ -41,6 +43,7 @@ _WHERE = {
 __all__ = [
     "BadSampleError",
     "CheckpointError",
+    "CheckpointPolicy",
     "InputError",
     "LoaderError",
     "MicroBatch",

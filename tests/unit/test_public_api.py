@@ -8,6 +8,7 @@ import drivetrain as dt
 PUBLIC = {
     "BadSampleError",
     "CheckpointError",
+    "CheckpointPolicy",
     "InputError",
     "LoaderError",
     "MicroBatch",

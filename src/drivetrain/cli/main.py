@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from drivetrain._version import __version__
-from drivetrain.spec.errors import InputError
+from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 
 # Verb → the module that holds its `command`, and its line in the help.
@@ -83,9 +83,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return ExitCode.USAGE
-    except InputError as error:
+    except ExplainedError as error:
         print(f"drivetrain: {error}", file=sys.stderr)
-        return ExitCode.USAGE
+        return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
     except (click.Abort, KeyboardInterrupt):
         print("drivetrain: interrupted", file=sys.stderr)
         return exit_code_for_signal(2)

@@ -37,7 +37,7 @@ class RunSettings:
         static_graph: whether every step uses the same parameters in the same order (DDP's promise).
         find_unused_parameters: for loops with `Run.step`, whose model leaves parameters without a gradient in
             some steps; `Run.train_step` finds out by itself.
-        output: the run directory; None writes nothing.
+        output: the run directory; None writes nothing (under `drivetrain launch`: the launch's folder).
         resume: "auto" (the run directory's last complete checkpoint, if any), "none", or a path.
         log_every_steps: steps between two rows of metrics.
         timeout_s: how long a collective may take.
@@ -60,7 +60,7 @@ class RunSettings:
     ema_decay: float | None = None
     output: Path | None = None
     resume: str = "auto"
-    checkpoint: CheckpointPolicy = dataclasses.field(default_factory=CheckpointPolicy)
+    checkpoint: CheckpointPolicy = CheckpointPolicy(every_minutes=10.0)
     workers: int | Literal["auto"] = "auto"
     prefetch: int | Literal["auto"] = "auto"
     pin_memory: bool | Literal["auto"] = "auto"
@@ -83,4 +83,12 @@ class RunSettings:
                     "there is no such setting",
                     f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(sorted(known))}",
                 )
+        if not isinstance(options.get("checkpoint", self.checkpoint), CheckpointPolicy):
+            raise InputError(
+                f"Run(checkpoint={options['checkpoint']!r})",
+                f"it is a {type(options['checkpoint']).__name__}",
+                "write checkpoint=drivetrain.CheckpointPolicy(every_steps=100, keep=3)",
+            )
+        if isinstance(options.get("output"), str):
+            options["output"] = Path(options["output"])
         return dataclasses.replace(self, **options)

@@ -16,6 +16,7 @@ from drivetrain.engine.objective import Objective, call_model
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.strategies.base import Strategy
 from drivetrain.engine.world import World
+from drivetrain.spec.errors import InputError
 from drivetrain.spec.parts import StepPart
 
 
@@ -127,6 +128,12 @@ class StepScope:
         """Gradients of a micro-batch's weighted SUM of losses, scaled to the mean over the global batch."""
         context = self._context
         context.clock.mark(StepPart.FORWARD)
+        if not loss_sum.requires_grad:
+            raise InputError(
+                "the loss",
+                "it does not depend on any parameter that requires a gradient",
+                "compute it from the model's output, without detach(), item() or no_grad()",
+            )
         scaled = loss_sum * self.gradient_scale
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)

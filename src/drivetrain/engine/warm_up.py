@@ -6,11 +6,12 @@ import torch
 
 from drivetrain.data.batch import MicroBatch
 from drivetrain.data.draw import restored_globals
-from drivetrain.engine.objective import Objective
+from drivetrain.engine.objective import Objective, call_model
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import forward_loss
 from drivetrain.engine.strategies.base import Strategy
 from drivetrain.engine.world import World
+from drivetrain.spec.errors import InputError
 
 
 def warm_up(
@@ -27,6 +28,7 @@ def warm_up(
         if objective is None:
             notes = strategy.warm_up(state, None)
         else:
+            _refuse_a_mean(state, objective, micro)
             notes = strategy.warm_up(
                 state, lambda: torch.autograd.backward(forward_loss(state, objective, micro))
             )
@@ -34,3 +36,33 @@ def warm_up(
         for name, buffer in state.module.named_buffers():
             buffer.copy_(buffers[name])
     return notes
+
+
+def _refuse_a_mean(state: TrainState, objective: Objective, micro: MicroBatch) -> None:
+    """A scalar loss must be a SUM over samples: then those of two halves add up to that of the whole. Those
+    of a mean average to it instead, and its gradients would be too small by the size of the batch, unsaid.
+
+    Raises:
+        InputError: the halves average to the whole.
+    """
+    half = micro.size // 2
+    if objective.weight is not None or micro.num_valid != micro.size or micro.size % 2 or half == 0:
+        return
+    was_training = state.module.training
+    state.module.eval()
+    with torch.no_grad():
+        model = state.model.around(state.module)
+        parts = [micro, micro.map_tensors(lambda t: t[:half]), micro.map_tensors(lambda t: t[half:])]
+        losses = [objective.loss(call_model(model, objective.inputs(part)), part) for part in parts]
+    state.module.train(was_training)
+    if losses[0].ndim != 0:
+        return
+    whole, first, second = (float(loss) for loss in losses)
+    is_mean = abs(whole - (first + second) / 2) <= 1e-3 * abs(whole)
+    if is_mean and abs(whole - (first + second)) > 0.1 * abs(whole):
+        raise InputError(
+            "the loss",
+            f"it looks like a mean: {whole:.4g} over {micro.size} samples, over the halves {first:.4g} and"
+            f" {second:.4g}",
+            "return one loss a sample, shape (B,), or their sum (reduction='none' or 'sum')",
+        )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from drivetrain.engine.checkpoint.load import read_model
-from drivetrain.spec.errors import InputError
+from safetensors import SafetensorError
+from torch import Tensor
+
+from drivetrain.engine.checkpoint.files import complete_steps, damage_of
+from drivetrain.engine.checkpoint.load import read_facts, read_model
+from drivetrain.spec.errors import CheckpointError, InputError
 from drivetrain.spec.run_dir import RunDir, step_of_checkpoint
+
+Weights = Literal["auto", "model", "ema"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +31,9 @@ class Exported:
 def export(
     source: Path, target: Path | None, *, weights: Literal["auto", "model", "ema"] = "auto"
 ) -> Exported:
-    """Writes the weights of a checkpoint, or of a run's latest, as one safetensors file.
+    """Writes the weights of a checkpoint, or of a run's last good one, as one safetensors file.
 
-    The names carry no `module.` or `_orig_mod.`; the file's metadata says run, step and world size.
+    The names carry no `module.` or `_orig_mod.`; the file's metadata says run, step and which weights.
 
     Args:
         source: a run directory or a checkpoint folder in one.
@@ -39,37 +44,19 @@ def export(
         InputError: the source is neither, has no such weights, or the target cannot be written.
         CheckpointError: the checkpoint is damaged.
     """
-    from safetensors.torch import save_file
-
     checkpoint, run_dir = _find(source)
-    facts = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    path = target or run_dir.path / "model.safetensors"
+    if path.exists() and not path.is_file():
+        raise InputError(f"export to {path}", "it is there and is no ordinary file", "name a file: -o FILE")
+    facts = read_facts(checkpoint)
     has_average = facts["ema_updates"] is not None
     if weights == "ema" and not has_average:
         raise InputError(
             f"export --weights ema of {checkpoint}", "it has no moving average", "--weights model"
         )
     is_average = has_average and weights != "model"
-    # Tied weights are stored twice: safetensors refuses tensors that share memory, and loads either name.
-    tensors = {
-        name: t.contiguous().clone() for name, t in read_model(checkpoint, averaged=is_average).items()
-    }
-    path = target or run_dir.path / "model.safetensors"
-    metadata = {
-        "format": "pt",
-        "run": run_dir.path.name,
-        "step": str(facts["step"]),
-        "weights": "ema" if is_average else "model",
-    }
-    beside = path.with_name(path.name + ".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(beside), metadata=metadata)
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise InputError(
-            f"export to {path}", str(error), "name a file that can be written: -o FILE"
-        ) from error
+    tensors = read_model(checkpoint, averaged=is_average)
+    _write(path, tensors, run=run_dir.path.name, step=facts["step"], is_average=is_average)
     return Exported(
         path=path,
         step=facts["step"],
@@ -79,12 +66,38 @@ def export(
     )
 
 
+def _write(path: Path, tensors: dict[str, Tensor], *, run: str, step: int, is_average: bool) -> None:
+    from safetensors.torch import save_file
+
+    # Tied weights are stored twice: safetensors refuses tensors that share memory, and loads either name.
+    apart = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    facts = {"format": "pt", "run": run, "step": str(step), "weights": "ema" if is_average else "model"}
+    beside = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(apart, str(beside), metadata=facts)
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        raise InputError(
+            f"export to {path}", str(error), "name a file that can be written: -o FILE"
+        ) from error
+
+
 def _find(source: Path) -> tuple[Path, RunDir]:
+    """The checkpoint to export, and its run. Of a run it is the newest that is whole."""
     resolved = source.resolve()
     if step_of_checkpoint(resolved) is not None:
         return resolved, RunDir(resolved.parent.parent)
     run_dir = RunDir(resolved)
-    if not run_dir.latest.exists():
-        what = "it has no complete checkpoint" if resolved.is_dir() else "there is no such folder"
-        raise InputError(f"export {source}", what, "name a run directory, or a checkpoints/step-… folder")
-    return run_dir.latest.resolve(), run_dir
+    damaged = []
+    for step in reversed(complete_steps(run_dir)):
+        folder = run_dir.checkpoint(step)
+        problem = damage_of(folder)
+        if problem is None:
+            return folder, run_dir
+        damaged.append(f"step {step}: {problem}")
+    if damaged:
+        raise CheckpointError(f"export {source}", "; ".join(damaged), "name another run or checkpoint")
+    what = "it has no complete checkpoint" if resolved.is_dir() else "there is no such folder"
+    raise InputError(f"export {source}", what, "name a run directory, or a checkpoints/step-… folder")

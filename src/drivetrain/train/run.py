@@ -60,7 +60,7 @@ class Run:
         for step in run.stream(dataset, steps=1000):
             out = run.train_step(state, step, objective)
             run.checkpoint_if_due(state, step)
-        run.end(state)
+        run.end()
 
     Every method is called by all ranks, in the same order. As a context manager it ends itself. Settings are
     those of `RunSettings`, given as one object, by name, or both.
@@ -101,6 +101,7 @@ class Run:
         self._latest_timing = (math.nan, math.nan)
         self._saver = Saver(settings, self.world, self.run_dir)
         self._is_warm = False
+        self._said_unsaved = False
         self._has_ended = False
 
     # -- set-up -------------------------------------------------------------------------------------------
@@ -346,6 +347,9 @@ class Run:
 
     def checkpoint_if_due(self, state: TrainState, step: StepBatch) -> Saved | None:
         """Saves if the policy says so at this step; by time, all ranks agree through the control word."""
+        if self.run_dir is None and not self._said_unsaved:
+            self._said_unsaved = True
+            self.recorder.message("nothing is saved: the run has no output=FOLDER", "warning")
         return self.save(state) if self._saver.is_due(step.index + 1) else None
 
     def save(self, state: TrainState) -> Saved | None:

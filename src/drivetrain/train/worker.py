@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.spec.errors import ExplainedError, InputError
-from drivetrain.spec.exit_codes import ExitCode
+from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ def run_worker(config: RunConfig, run_dir: Path) -> int:
         _report(error, "")
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return exit_code_for_signal(signal.SIGINT)
+    except SystemExit as error:
+        # Whatever its code says: a rank that leaves before the end has not trained to the end.
+        text = "".join(traceback.format_exception(error))
+        what = f"the task called sys.exit({error.code!r}) before training had ended"
+        _report(RuntimeError(what), text)
+        sys.stderr.write(f"{text}{what}\n")
+        return ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 - this is the process's outermost frame
         text = "".join(traceback.format_exception(error))
         _report(error, text)

@@ -175,3 +175,14 @@ def damage(folder: Path, files: dict[str, dict[str, object]], names: Iterable[st
         if sums_of(folder, [name])[name]["sha256"] != files[name]["sha256"]:
             return f"{name} does not match its checksum"
     return None
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is wrong with the checkpoint in `folder`, all of it read by this process; None if it is whole."""
+    try:
+        listed = listed_files(folder)
+        return damage(folder, listed, listed)
+    except CheckpointError as error:
+        return error.found
+    except (OSError, ValueError) as error:
+        return str(error)

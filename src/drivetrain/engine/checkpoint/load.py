@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from drivetrain.engine.checkpoint import files
@@ -21,7 +25,7 @@ from drivetrain.engine.checkpoint.content import (
 from drivetrain.engine.checkpoint.tensor_files import read_sizes, read_tensors
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
-from drivetrain.spec.errors import CheckpointError, InputError
+from drivetrain.spec.errors import CheckpointError, ExplainedError, InputError
 from drivetrain.spec.run_dir import RunDir, step_of_checkpoint
 
 
@@ -96,9 +100,37 @@ def _problem(path: Path, world: World) -> str | None:
     return next((problem for problem in world.gather(found) if problem is not None), None)
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns whatever a damaged or foreign content raises into one error that names the checkpoint."""
+    try:
+        yield
+    except (CheckpointException, pickle.UnpicklingError, OSError, EOFError) as error:
+        found = str(error)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, ExplainedError):
+            raise
+        found = f"{type(error).__name__}: {error}"
+    else:
+        return
+    raise CheckpointError(
+        f"read {path}",
+        f"its content is not a checkpoint's: {found.splitlines()[0]}",
+        "name another checkpoint",
+    )
+
+
 def read_facts(path: Path) -> dict[str, Any]:
-    """What state.json of the checkpoint at `path` holds."""
-    facts: dict[str, Any] = json.loads((path / files.STATE).read_text(encoding="utf-8"))
+    """What state.json of the checkpoint at `path` holds.
+
+    Raises:
+        CheckpointError: it is not what a save writes.
+    """
+    with _reading(path):
+        facts: dict[str, Any] = json.loads((path / files.STATE).read_text(encoding="utf-8"))
+        missing = {"step", "position", "world_size", "optimizer", "optimizer_options"} - facts.keys()
+        if missing:
+            raise ValueError(f"{files.STATE} lacks {', '.join(sorted(missing))}")
     return facts
 
 
@@ -129,9 +161,10 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
     if state.ema is not None and facts["ema_updates"] is None:
         notes.append("the checkpoint has no weight average: it starts from the loaded weights")
         tensors = {name: t for name, t in tensors.items() if not name.startswith("ema.")}
-    _check_same_model(tensors, read_sizes(path), path)
-    read_tensors(tensors, path, world.control)
-    notes += restore(state, tensors, facts)
+    with _reading(path):
+        _check_same_model(tensors, read_sizes(path), path)
+        read_tensors(tensors, path, world.control)
+        notes += restore(state, tensors, facts)
     if facts["world_size"] == world.size:
         restore_own_buffers(state.module, world, own_buffers)
     if state.ema is not None and facts["ema_updates"] is None:
@@ -139,8 +172,9 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
             if name in state.ema.weights:
                 state.ema.weights[name].copy_(parameter.detach())
     if facts["world_size"] == world.size:
-        saved = (path / "rng" / f"rank-{world.rank:05d}.json").read_text(encoding="utf-8")
-        restore_random_state(json.loads(saved), world.device)
+        with _reading(path):
+            saved = (path / "rng" / f"rank-{world.rank:05d}.json").read_text(encoding="utf-8")
+            restore_random_state(json.loads(saved), world.device)
     return Loaded(path=path, facts=facts, notes=tuple(notes))
 
 
@@ -178,15 +212,15 @@ def read_model(path: Path, *, averaged: bool) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: damaged or incomplete.
     """
-    listed = files.listed_files(path)
-    problem = files.damage(path, listed, listed)
+    problem = files.damage_of(path)
     if problem is not None:
         raise CheckpointError(f"read {path}", problem, "name another checkpoint")
-    wanted = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in read_sizes(path).items()
-        if name.startswith("model.") or (averaged and name.startswith("ema."))
-    }
-    read_tensors(wanted, path, None)
+    with _reading(path):
+        wanted = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in read_sizes(path).items()
+            if name.startswith("model.") or (averaged and name.startswith("ema."))
+        }
+        read_tensors(wanted, path, None)
     tensors = {name.removeprefix("model."): t for name, t in wanted.items() if name.startswith("model.")}
     return tensors | {name.removeprefix("ema."): t for name, t in wanted.items() if name.startswith("ema.")}

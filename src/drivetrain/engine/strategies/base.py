@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from drivetrain.engine.state import (
     has_convolutions,
 )
 from drivetrain.engine.world import World
+from drivetrain.spec.errors import InputError
 
 if TYPE_CHECKING:
     from drivetrain.engine.objective import Objective
@@ -85,7 +86,10 @@ def build_on_device(build: Build) -> tuple[nn.Module, bool]:
     random.seed(settings.seed)
     np.random.seed(settings.seed % 2**32)
     torch.manual_seed(settings.seed)
-    module = build.model()
+    module: Any = build.model()
+    if not isinstance(module, nn.Module):
+        found = f"it returned a {type(module).__name__}"
+        raise InputError("build_model()", found, "return a torch.nn.Module")
     if settings.sync_batchnorm and build.world.size > 1:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     wanted = settings.channels_last
@@ -101,6 +105,7 @@ def build_on_device(build: Build) -> tuple[nn.Module, bool]:
 def finish_state(build: Build, module: nn.Module, wrapped: nn.Module, *, channels_last: bool) -> TrainState:
     """The state around a placed model: optimizer, scaler, average."""
     optimizer = build.optimizer(module)
+    _check_optimizer(optimizer, module)
     settings = build.settings
     return TrainState(
         model=TrainingModel(wrapped, build.precision, channels_last=channels_last),
@@ -111,6 +116,21 @@ def finish_state(build: Build, module: nn.Module, wrapped: nn.Module, *, channel
         scaler=torch.amp.GradScaler(build.world.device.type) if build.precision.uses_scaler else None,
         ema=Ema(module, settings.ema_decay) if settings.ema_decay is not None else None,
     )
+
+
+def _check_optimizer(optimizer: object, module: nn.Module) -> None:
+    asked = "build_optimizer(model)"
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        found = f"it returned a {type(optimizer).__name__}"
+        raise InputError(asked, found, "return a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(asked, "LBFGS evaluates the loss several times a step", "use SGD or AdamW")
+    own = {id(parameter) for parameter in module.parameters()}
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in own for parameter in given)
+    if foreign:
+        found = f"{foreign} of its {len(given)} parameters are not of the model that it was given"
+        raise InputError(asked, found, "build it from the parameters of its argument")
 
 
 def clip_by_norm(state: TrainState, max_norm: float) -> Tensor:
