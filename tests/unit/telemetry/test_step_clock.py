@@ -225,7 +225,7 @@ def test_on_cuda_the_parts_are_the_streams_and_nothing_waits() -> None:
         time.sleep(0.01)
     assert [timing.step for timing in timings] == [1, 2, 3]
     for timing in timings:
-        assert sum(timing.parts.values()) == pytest.approx(timing.total_s, rel=1e-9)
+        assert sum(timing.parts.values()) == pytest.approx(timing.total_s, rel=1e-4)
         ratio = timing.parts[StepPart.BACKWARD] / timing.parts[StepPart.FORWARD]
         assert ratio == pytest.approx(2.0, rel=0.1)
     assert host_s < 0.5 * sum(timing.total_s for timing in timings)
