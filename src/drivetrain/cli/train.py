@@ -193,12 +193,12 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
         num_data_ranks=request.max_nodes * resolved.nproc_per_node,
         micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
     )
-    if config.data.kind == "image_folder" and config.data.path is not None:
-        from drivetrain.data.image_folder import scan
+    if config.data.kind == "image_folder" and config.data.path is not None and config.task is None:
+        from drivetrain.data.image_folder import scan_both
+        from drivetrain.data.num_classes import settle_num_classes
 
-        # Both, as a class folder only in val/ shows in the second.
-        scan(config.data.path, "train", val_fraction=config.data.val_fraction)
-        scan(config.data.path, "val", val_fraction=config.data.val_fraction)
+        train, _ = scan_both(config.data.path, val_fraction=config.data.val_fraction)
+        settle_num_classes(config.model.num_classes, in_data=len(train.classes))
     # On a shared file system machine 0 may have begun to write before another one looks.
     is_first = request.is_single_node or request.node_rank == 0
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")

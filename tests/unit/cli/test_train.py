@@ -234,11 +234,24 @@ def test_dry_run_prints_the_command_and_creates_nothing(cli, folder):
     assert everything_in(folder) == []
 
 
-@pytest.mark.parametrize("flag", ["--print-config", "--dry-run"])
-def test_what_only_prints_never_imports_torch(folder, flag):
+def test_a_folder_of_one_class_is_refused_before_anything_starts(cli, folder, launched):
     for split in ("train", "val"):
         (folder / "images" / split / "a").mkdir(parents=True)
         (folder / "images" / split / "a" / "1.png").write_bytes(b"looked at by the ranks")
+    shown = cli("train", "resnet50", "--data.path", "images")
+    assert shown.code == 2
+    assert "a classifier needs at least two" in shown.err
+    assert everything_in(folder)[0] == "images"
+    assert launched.requests == []
+    assert cli("train", "resnet50", "--data.path", "images", "--model.num-classes", "5").code == 0
+
+
+@pytest.mark.parametrize("flag", ["--print-config", "--dry-run"])
+def test_what_only_prints_never_imports_torch(folder, flag):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (folder / "images" / split / name).mkdir(parents=True)
+            (folder / "images" / split / name / "1.png").write_bytes(b"looked at by the ranks")
     args = ["train", "resnet50", "--data.path", "images", flag]
     code = (
         f"import sys\nfrom drivetrain.cli.main import main\nassert main({args!r}) == 0\n"
