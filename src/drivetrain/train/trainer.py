@@ -13,6 +13,7 @@ import torch
 from drivetrain.config.dump import write
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.labels import CheckedLabels
+from drivetrain.data.stream import check_map_style
 from drivetrain.engine.optimizers import OptimizerSpec, Schedule
 from drivetrain.engine.settings import CheckpointPolicy, RunSettings
 from drivetrain.engine.state import TrainState
@@ -45,6 +46,9 @@ class Trainer:
     def __init__(self, config: RunConfig, task: Task | None = None, *, output: Path | None = None) -> None:
         self.config = config
         self.task = task or (load_task(config.task, config) if config.task else classification_task(config))
+        check_map_style(self.task.train_data)
+        if self.task.eval_data is not None:
+            check_map_style(self.task.eval_data)
         num_samples = len(self.task.train_data)
         self.steps_per_epoch = num_samples / config.global_batch
         self.total_steps = _total_steps(config, num_samples)
