@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.config import advice
 from drivetrain.config.dump import write
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.labels import CheckedLabels
@@ -71,10 +72,10 @@ class Trainer:
             InputError, BadSampleError, NonFiniteLossError, CheckpointError: see there.
         """
         run, config, task = self.run, self.config, self.task
+        schedule = self._schedule()
+        run.notes += advice.warm_up(schedule.warmup_steps, self.total_steps)
         try:
-            state = run.setup(
-                task.build_model, task.build_optimizer or optimizer_of(config), self._schedule()
-            )
+            state = run.setup(task.build_model, task.build_optimizer or optimizer_of(config), schedule)
             run.notes += task.notes
             data = run.stream(
                 self._checked(task.train_data),

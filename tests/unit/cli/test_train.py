@@ -132,6 +132,15 @@ def test_ranks_get_a_number_of_threads_and_the_reason_is_said(cli, folder, launc
     assert shown.err == ""
 
 
+def test_advice_is_said_at_the_start_and_kept_with_the_run(cli, folder, launched):
+    shown = cli("train", "digits", "--global-batch", "960", "--output", "o")
+    said = "optim.lr 0.004 was written for a global batch of 96"
+    assert shown.code == 0
+    assert said in shown.err
+    assert f"# {said}" in (folder / "o/launch/config.yaml").read_text()
+    assert f"# {said}" in cli("train", "digits", "--global-batch", "960", "--print-config").out
+
+
 def test_a_run_without_output_gets_a_folder_of_its_own(cli, folder, launched):
     for _ in range(2):
         assert cli("train", "digits").code == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.config.faults import ConfigErrors
-from drivetrain.config.load import load
+from drivetrain.config.load import load, load_with_advice
 from drivetrain.config.overrides import from_command_line, from_environment
 from drivetrain.spec.errors import InputError
 
@@ -209,6 +209,24 @@ def test_a_key_of_an_unknown_section_or_of_a_plain_value_is_reported_where_it_wa
     assert "has no keys" in found["the command line, --seed.more", "seed.more"]
     assert "is not a number" in found["the command line, --epochs.more", "epochs"]
     assert len(found) == 3
+
+
+def advice_on(*overrides, recipe="digits"):
+    pairs = [from_command_line(name, value) for name, value in overrides]
+    return load_with_advice(recipe, pairs)[1]
+
+
+def test_a_far_other_batch_with_the_files_learning_rate_is_remarked_on(write):
+    (note,) = advice_on(("--global-batch", "384"))
+    assert "0.004 was written for a global batch of 96, and is used with 384" in note
+    assert len(advice_on(("--global-batch", "24"))) == 1
+    assert advice_on(("--global-batch", "383")) == ()
+    assert advice_on(("--global-batch", "25")) == ()
+    assert advice_on(("--global-batch", "384"), ("--optim.lr", "4e-3")) == ()
+    assert advice_on() == ()
+    # Neither a file that says nothing of one of the two, nor no file, has a rate for its batch.
+    assert advice_on(("--global-batch", "4096"), recipe=write(GOOD + "optim: {lr: 0.1}\n")) == ()
+    assert advice_on(("--global-batch", "4096"), ("--task", "a.py:b"), recipe=None) == ()
 
 
 def test_an_override_repairs_the_files_fault(write):
