@@ -30,8 +30,9 @@ check: install
 test: install
 	$(PYTEST)
 
+# pytest's exit code 5 means that it found no such test.
 slow: install
-	$(PYTEST) -m slow
+	@$(PYTEST) -m slow; code=$$?; if [ $$code -eq 5 ]; then echo "There is no slow test yet."; exit 0; fi; exit $$code
 
 install: .venv/.installed
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from drivetrain.config.launch_words import split_layout, split_nodes
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
 
@@ -129,7 +130,7 @@ def _request(flags: _Flags) -> LaunchRequest:
     from drivetrain.launch.environment import launcher_environment, thread_variables
     from drivetrain.spec.job import LaunchRequest
 
-    min_nodes, max_nodes = (1, 1) if flags.standalone else _split_nodes(flags.nnodes)
+    min_nodes, max_nodes = (1, 1) if flags.standalone else split_nodes(flags.nnodes)
     nproc, reason = _num_processes(flags.nproc_per_node)
     environment = _split_environment(flags.env)
     threads, threads_reason = thread_variables(nproc, {**launcher_environment(), **environment})
@@ -177,17 +178,8 @@ def _split_layout(ctx: click.Context, layout: str) -> dict[str, str]:
     for name, flag in (("nnodes", "--nnodes"), ("nproc_per_node", "--nproc-per-node")):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise InputError(f"-j {layout} with {flag}", "both say the same thing", "give one of them")
-    match = re.fullmatch(r"(\d+(?::\d+)?)[xX](\w+)", layout)
-    if match is None:
-        raise InputError(f"-j {layout}", "it is not NODESxPROCESSES", "write for example -j 2x8")
-    return {"nnodes": match[1], "nproc_per_node": match[2]}
-
-
-def _split_nodes(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if match is None:
-        raise InputError(f"--nnodes {text}", "it is neither N nor MIN:MAX", "write for example --nnodes 2")
-    return int(match[1]), int(match[2] or match[1])
+    nodes, processes = split_layout(layout)
+    return {"nnodes": nodes, "nproc_per_node": processes}
 
 
 def _num_processes(text: str) -> tuple[int, str | None]:

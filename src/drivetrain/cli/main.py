@@ -6,7 +6,6 @@ to click and the standard library.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -53,6 +52,8 @@ class _VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
+            import difflib
+
             close = difflib.get_close_matches(name, VERBS, n=1, cutoff=0.4)
             hint = f"did you mean `drivetrain {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}"
             raise click.UsageError(f"there is no verb {name!r}; {hint}", ctx)
@@ -86,6 +87,14 @@ def main(args: Sequence[str] | None = None) -> int:
     except ExplainedError as error:
         print(f"drivetrain: {error}", file=sys.stderr)
         return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
+    except (OSError, ImportError, MemoryError) as error:
+        from drivetrain.cli.surroundings import explain
+
+        explained = explain(error)
+        if explained is None:
+            raise
+        print(f"drivetrain: {explained}", file=sys.stderr)
+        return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
         print("drivetrain: interrupted", file=sys.stderr)
         return exit_code_for_signal(2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from drivetrain.config.launch_words import split_layout
 from drivetrain.config.overrides import Override, from_command_line, split_overrides
 from drivetrain.spec.errors import InputError
 
@@ -145,9 +145,7 @@ def _parameter(flag: Flag) -> str:
 def _nodes_by_processes(values: Mapping[str, Any]) -> list[Override]:
     """TorchX's `-j 2x8`: two machines with eight processes each."""
     written = str(values["nodes_by_processes"])
-    match = re.fullmatch(r"(\d+(?::\d+)?)x(\d+)", written)
-    if match is None:
-        raise InputError(f"-j {written}", "it is not machines × processes", "write for example -j 2x8")
+    nodes, processes = split_layout(written)
     for flag in ("nnodes", "nproc_per_node"):
         if values[flag] is not None:
             name = "--" + flag.replace("_", "-")
@@ -155,6 +153,6 @@ def _nodes_by_processes(values: Mapping[str, Any]) -> list[Override]:
                 f"-j {written} with {name} {values[flag]}", "-j sets that too", "give one of them"
             )
     return [
-        from_command_line("-j", match.group(1), key="launch.nnodes"),
-        from_command_line("-j", match.group(2), key="launch.nproc_per_node"),
+        from_command_line("-j", nodes, key="launch.nnodes"),
+        from_command_line("-j", processes, key="launch.nproc_per_node"),
     ]

@@ -32,21 +32,21 @@ def run(arguments: TrainArguments) -> int:
         InputError: the run cannot be made; nothing has been created.
     """
     environ = dict(os.environ)
-    config = _load(arguments, environ)
+    config, notes = _load(arguments, environ)
     if arguments.print_config:
-        print(_config_text(config), end="")
+        print(_config_text(config, notes), end="")
         return 0
     rank_env = read_rank_env(environ)
     if rank_env.launcher != "none" and not arguments.dry_run:
-        return _run_as_rank(config, rank_env, environ)
-    return _run_as_launcher(config, environ, is_dry=arguments.dry_run)
+        return _run_as_rank(config, rank_env, environ, notes)
+    return _run_as_launcher(config, environ, notes, is_dry=arguments.dry_run)
 
 
 command = train_options(run)
 
 
-def _load(arguments: TrainArguments, environ: dict[str, str]) -> RunConfig:
-    from drivetrain.config.load import load
+def _load(arguments: TrainArguments, environ: dict[str, str]) -> tuple[RunConfig, tuple[str, ...]]:
+    from drivetrain.config.load import load_with_advice
     from drivetrain.config.recipe_files import recipe_names
 
     # Under another launcher the ranks exist already: its variables say so, not PET_*.
@@ -58,10 +58,12 @@ def _load(arguments: TrainArguments, environ: dict[str, str]) -> RunConfig:
             "neither a run file nor a --task was named",
             f"for example drivetrain train digits; the recipes are {', '.join(recipe_names())}",
         )
-    return load(arguments.recipe, overrides)
+    return load_with_advice(arguments.recipe, overrides)
 
 
-def _run_as_rank(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]) -> int:
+def _run_as_rank(
+    config: RunConfig, rank_env: RankEnv, environ: dict[str, str], notes: tuple[str, ...]
+) -> int:
     path = Path(config.output) if config.output else _shared_folder(config, rank_env, environ)
     run_dir = RunDir(path)
     if rank_env.is_first:
@@ -72,7 +74,9 @@ def _run_as_rank(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]) 
         check_folder(run_dir, resume="auto" if rank_env.restart_count else config.resume)
         create_folder(run_dir)
         run_dir.launch.mkdir(exist_ok=True)
-        write(config, run_dir.asked_config, (f"started by {rank_env.launcher}, {rank_env.world_size} ranks",))
+        started = f"started by {rank_env.launcher}, {rank_env.world_size} ranks"
+        write(config, run_dir.asked_config, (started, *notes))
+        _say(notes)
     from drivetrain.report.progress import ProgressDisplay
     from drivetrain.train.worker import run_worker
 
@@ -89,7 +93,9 @@ def _shared_folder(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]
     return shared_folder(config.name, environ, rank_env)
 
 
-def _run_as_launcher(config: RunConfig, environ: dict[str, str], *, is_dry: bool) -> int:
+def _run_as_launcher(
+    config: RunConfig, environ: dict[str, str], notes: tuple[str, ...], *, is_dry: bool
+) -> int:
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
     from drivetrain.launch.environment import thread_variables
@@ -104,12 +110,11 @@ def _run_as_launcher(config: RunConfig, environ: dict[str, str], *, is_dry: bool
 
         print(render_command(request), end="")
         return 0
-    if why_threads is not None:
-        print(why_threads, file=sys.stderr)
+    _say((*notes, *filter(None, (why_threads,))))
     created = create_folder(run_dir)
     try:
         run_dir.launch.mkdir(exist_ok=True)
-        write(config, run_dir.asked_config, resolved.notes())
+        write(config, run_dir.asked_config, (*resolved.notes(), *notes))
         code = _launch(request, run_dir)
     except InputError:  # no rank has started: the port is taken, say
         remove_created(created)
@@ -151,14 +156,19 @@ def _resolve(config: RunConfig) -> Resolved:
     return resolve(config, resources)
 
 
-def _config_text(config: RunConfig) -> str:
+def _config_text(config: RunConfig, notes: tuple[str, ...]) -> str:
     from drivetrain.config.dump import dump
 
     try:
-        notes = _resolve(config).notes()
+        resolved = _resolve(config).notes()
     except InputError as error:  # the text is still what was asked for; that it cannot run here is a note
-        notes = (f"on this machine it cannot run: {error}",)
-    return dump(config, notes)
+        resolved = (f"on this machine it cannot run: {error}",)
+    return dump(config, (*resolved, *notes))
+
+
+def _say(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
 def _request(
@@ -193,12 +203,12 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
         num_data_ranks=request.max_nodes * resolved.nproc_per_node,
         micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
     )
-    if config.data.kind == "image_folder" and config.data.path is not None:
-        from drivetrain.data.image_folder import scan
+    if config.data.kind == "image_folder" and config.data.path is not None and config.task is None:
+        from drivetrain.data.image_folder import scan_both
+        from drivetrain.data.num_classes import settle_num_classes
 
-        # Both, as a class folder only in val/ shows in the second.
-        scan(config.data.path, "train", val_fraction=config.data.val_fraction)
-        scan(config.data.path, "val", val_fraction=config.data.val_fraction)
+        train, _ = scan_both(config.data.path, val_fraction=config.data.val_fraction)
+        settle_num_classes(config.model.num_classes, in_data=len(train.classes))
     # On a shared file system machine 0 may have begun to write before another one looks.
     is_first = request.is_single_node or request.node_rank == 0
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")

@@ -15,6 +15,8 @@ from drivetrain.spec.errors import InputError
 
 Key = tuple[str, ...]
 
+_MOST_BYTES = 4 * 2**20
+
 
 @dataclass
 class Draft:
@@ -30,7 +32,9 @@ class Draft:
 def read_file(path: Path) -> Draft:
     draft = Draft(source=str(path))
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         found = f"byte {error.object[error.start]:#04x} in line {line} is not UTF-8"
@@ -38,6 +42,9 @@ def read_file(path: Path) -> Draft:
     except OSError as error:
         found = f"it cannot be read: {error.strerror}"
         raise InputError(f"run file {path}", found, "check its permissions") from error
+    if len(content) > _MOST_BYTES:
+        found = f"it is larger than {_MOST_BYTES // 1024} KiB, which no run file is"
+        raise InputError(f"run file {path}", found, "check the path")
     tree = read_marked(text)
 
     def at(mark: Mark | None) -> str:
@@ -71,10 +78,17 @@ def apply(draft: Draft, override: Override) -> None:
         _fault(draft, override, problem)
         return
     node = draft.raw
-    for part in key[:-1]:
+    for depth, part in enumerate(key[:-1], start=1):
         inner = node.setdefault(part, {})
         if not isinstance(inner, dict):
-            return  # the file gave no section here, which is reported at the file's place
+            above = ".".join(key[:depth])
+            # A section that the file gave no keys is reported at the file's place.
+            if above not in section_keys():
+                _fault(draft, override, f"{above} is a value and has no keys of its own")
+            return
+        # An unknown section is reported by its own name, at the place of its first key.
+        draft.key_places.setdefault(key[:depth], override.where)
+        draft.value_places.setdefault(key[:depth], override.where)
         node = inner
     node[key[-1]] = value
     draft.key_places[key] = draft.value_places[key] = override.where

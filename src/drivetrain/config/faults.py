@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from drivetrain.spec.errors import InputError
 
+# More than this helps nobody; the rest is counted.
+_MOST_SHOWN = 50
+
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
@@ -54,8 +57,10 @@ class ConfigErrors(InputError):  # noqa: N818  it stands for several
         super().__init__(asked, found, do)
 
     def __str__(self) -> str:
-        lines = [f"{self.asked}: {self.found}", *(f"  {fault}" for fault in self.faults), f"  → {self.do}"]
-        return "\n".join(lines)
+        lines = [f"{self.asked}: {self.found}", *(f"  {fault}" for fault in self.faults[:_MOST_SHOWN])]
+        if len(self.faults) > _MOST_SHOWN:
+            lines.append(f"  … and {len(self.faults) - _MOST_SHOWN} more")
+        return "\n".join([*lines, f"  → {self.do}"])
 
     def __reduce__(self) -> tuple[type[ConfigErrors], tuple[str, tuple[Fault, ...]]]:
         return type(self), (self.asked, self.faults)

@@ -17,7 +17,8 @@ Path = tuple[str, ...]
 
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-_INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]+|0x[0-9a-fA-F]+")
+# Longer ones are no number of anything, and Python refuses to print them.
+_INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,300}")
 FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
@@ -40,8 +41,28 @@ _READERS: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
 }
 
 
+# A run file has some hundred. Without a bound, a few aliases of aliases stand for billions.
+MOST_NODES = 10_000
+
+
+class _TooMany(Exception):  # noqa: N818  caught within this module
+    """The text has more nodes than MOST_NODES; carries the place of the first one too many."""
+
+    def __init__(self, mark: yaml.Mark) -> None:
+        super().__init__(mark)
+        self.mark = mark
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader's parser with YAML 1.2's core schema for plain scalars."""
+    """SafeLoader's parser with YAML 1.2's core schema for plain scalars, which gives up on huge texts."""
+
+    num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.num_nodes += 1
+        if self.num_nodes > MOST_NODES:
+            raise _TooMany(self.get_mark())
+        return super().compose_node(parent, index)
 
 
 # Emptied, as the parent's are YAML 1.1's.
@@ -80,6 +101,7 @@ class MarkedTree:
     keys: dict[Path, Mark] = field(default_factory=dict)
     values: dict[Path, Mark] = field(default_factory=dict)
     faults: list[TextFault] = field(default_factory=list)
+    num_nodes: int = 0
 
 
 def read_marked(text: str) -> MarkedTree:
@@ -91,6 +113,9 @@ def read_marked(text: str) -> MarkedTree:
             tree.value = _construct(node, (), tree, ())
     except RecursionError:
         tree.faults.append(TextFault(mark=None, key="", found="nested too deeply to be a run file"))
+    except _TooMany as error:
+        found = f"more than {MOST_NODES:,} keys and values, aliases counted as what they stand for"
+        tree = MarkedTree(faults=[TextFault(mark=_mark(error.mark), key="", found=found)])
     except yaml.YAMLError as error:
         tree.faults.append(_syntax_fault(error, text))
     return tree
@@ -101,6 +126,9 @@ def _mark(mark: yaml.Mark) -> Mark:
 
 
 def _construct(node: yaml.Node, path: Path, tree: MarkedTree, above: tuple[int, ...]) -> Any:
+    tree.num_nodes += 1
+    if tree.num_nodes > MOST_NODES:
+        raise _TooMany(node.start_mark)
     # An alias repeats its anchor's places; a key's first place is the one a reader looks for.
     tree.values.setdefault(path, _mark(node.start_mark))
     if id(node) in above:

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# torchrun's environment defaults (Kubeflow's trainer sets them): variable → key of the run file.
-PET_VARIABLES = {
-    "PET_NNODES": "launch.nnodes",
-    "PET_NPROC_PER_NODE": "launch.nproc_per_node",
-    "PET_NODE_RANK": "launch.node_rank",
-    "PET_MASTER_ADDR": "launch.master_addr",
-    "PET_MASTER_PORT": "launch.master_port",
-    "PET_RDZV_ENDPOINT": "launch.rdzv_endpoint",
-    "PET_RDZV_ID": "launch.rdzv_id",
-    "PET_LOCAL_ADDR": "launch.local_addr",
-    "PET_MAX_RESTARTS": "launch.max_restarts",
-    "PET_STANDALONE": "launch.standalone",
-}
+from drivetrain.config.launch_words import PET_VARIABLES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from drivetrain.config.sections import (
     CheckpointConfig,
     Count,
     DataConfig,
+    Epochs,
     EvaluateConfig,
     Expects,
     LaunchConfig,
     ModelConfig,
     OptimConfig,
-    Positive,
     ScheduleConfig,
     Section,
     TelemetryConfig,
@@ -80,7 +80,7 @@ class RunConfig(Section):
         "auto",
         description="The most samples a rank runs at once; smaller ones accumulate. auto: its whole share.",
     )
-    epochs: Positive | None = Field(10.0, description="Passes over the data; null: until max_steps.")
+    epochs: Epochs | None = Field(10.0, description="Passes over the data; null: until max_steps.")
     max_steps: Count | None = Field(None, description="Steps at most; with epochs, whichever ends first.")
     strategy: StrategyName = Field("auto", description="How the ranks share the work.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where a GPU is visible.")

@@ -5,12 +5,13 @@ Field names are what users write (`optim.lr`), and descriptions are what the doc
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from drivetrain.config.launch_words import split_nodes
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,17 @@ def _int_to_text(value: Any) -> Any:
 
 
 def _check_nnodes(value: str) -> str:
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", value)
-    if match is None or not 1 <= int(match.group(1)) <= int(match.group(2) or match.group(1)):
-        raise ValueError("MIN:MAX wanted")
+    split_nodes(value)
     return value
 
 
+# What counts and sizes are bounded by: beyond it something overflows long after the run was accepted.
+_MOST = 2**31 - 1
+
 Auto = Literal["auto"]
-Count = Annotated[int, Ge(1)]
-Whole = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(1), Le(_MOST), Expects("a whole number from 1 to 2^31 - 1")]
+Whole = Annotated[int, Ge(0), Le(_MOST), Expects("a whole number from 0 to 2^31 - 1")]
+Epochs = Annotated[float, Gt(0.0), Le(1e6), Expects("a number greater than 0, at most 1e6")]
 Positive = Annotated[float, Gt(0.0)]
 NonNegative = Annotated[float, Ge(0.0)]
 Fraction = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -135,12 +138,14 @@ class ScheduleConfig(Section):
     name: Literal["cosine", "step", "linear", "constant"] = Field(
         "cosine", description="The curve after warm-up."
     )
-    warmup_epochs: NonNegative = Field(0.0, description="Linear rise from near 0 to the peak, in epochs.")
+    warmup_epochs: Annotated[float, Ge(0.0), Le(1e6)] = Field(
+        0.0, description="Linear rise from near 0 to the peak, in epochs."
+    )
     warmup_steps: Whole | None = Field(
         None, description="The same in steps; takes the place of warmup_epochs."
     )
     min_factor: Factor = Field(0.0, description="cosine, linear: the last rate as a share of the peak.")
-    step_epochs: Positive = Field(30.0, description="step: epochs between two drops.")
+    step_epochs: Epochs = Field(30.0, description="step: epochs between two drops.")
     gamma: Annotated[float, Gt(0.0), Le(1.0)] = Field(
         0.1, description="step: each drop multiplies the rate by this."
     )
@@ -200,8 +205,8 @@ class LaunchConfig(Section):
 
     @property
     def min_nodes(self) -> int:
-        return int(self.nnodes.split(":")[0])
+        return split_nodes(self.nnodes)[0]
 
     @property
     def max_nodes(self) -> int:
-        return int(self.nnodes.split(":")[-1])
+        return split_nodes(self.nnodes)[1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from PIL import Image
 
 from drivetrain.data.decode import decode_rgb
-from drivetrain.data.image_index import EXTENSIONS, ImageFolderIndex, Split, scan
+from drivetrain.data.folder_walk import EXTENSIONS
+from drivetrain.data.image_index import ImageFolderIndex, Split
+from drivetrain.data.image_scan import scan, scan_both
 from drivetrain.spec.errors import BadSampleError
 
-__all__ = ["EXTENSIONS", "ImageFolderDataset", "ImageFolderIndex", "Split", "scan"]
+__all__ = ["EXTENSIONS", "ImageFolderDataset", "ImageFolderIndex", "Split", "scan", "scan_both"]
 
 
 class ImageFolderDataset:

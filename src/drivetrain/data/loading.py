@@ -6,6 +6,7 @@ import atexit
 import mmap
 import re
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 import torch
@@ -110,16 +111,27 @@ class OrderedLoader:
             return result.pin_memory() if pins and isinstance(result, MicroBatch) else result
         try:
             return next(self._workers)  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            if not _WORKER_DIED.match(str(error)):
+        except (RuntimeError, OSError, EOFError) as error:
+            found = self._breakdown(error)
+            if found is None:
                 raise
             self.close()
             raise LoaderError(
                 f"the next batch from {self._plan.workers} data workers",
-                str(error).strip().splitlines()[0],
+                found,
                 "Killed mostly means out of memory, and Bus error a full /dev/shm: try fewer --workers or a"
                 " smaller --data.prefetch; --workers 0 reads in the rank's own process",
             ) from error
+
+    def _breakdown(self, error: RuntimeError | OSError | EOFError) -> str | None:
+        """How the workers broke down, or None where `error` was raised by the data set's code."""
+        if isinstance(error, RuntimeError):
+            return str(error).strip().splitlines()[0] if _WORKER_DIED.match(str(error)) else None
+        # A batch cannot be fetched from a worker that is gone: FileNotFoundError and ConnectionError from its
+        # socket, EOFError. It may be about to end.
+        if not wait([process.sentinel for process in self._workers._workers], timeout=1.0):
+            return None
+        return f"a data worker ended before its batch was fetched ({type(error).__name__}: {error})"
 
     def close(self) -> None:
         """Ends the worker processes; may be called twice. Takes as long as one `dataset[i]` at most, or some

@@ -82,7 +82,8 @@ class SampleReader:
         """The samples at `slots`; for no slots, one padding slot with weight 0.
 
         Returns:
-            A ReadFailure, where the samples are at fault. Faults of code are raised.
+            A ReadFailure, where the samples are at fault. Faults of code are raised; among them sys.exit,
+            which would end the run as if it were done.
         """
         try:
             with self._globals_kept():
@@ -94,6 +95,9 @@ class SampleReader:
             return ReadFailure(sample=bad.sample, cause=crossing_processes(cause) if _in_worker() else cause)
         except InputError as error:
             return ReadFailure(error=error)
+        except SystemExit as error:
+            where = ", ".join(getattr(error, "__notes__", ()))
+            raise RuntimeError(f"sys.exit({error.code!r}) was called {where}".strip()) from error
 
     def _read(self, slots: Slots) -> MicroBatch:
         samples: list[Any] = []
@@ -129,8 +133,8 @@ class SampleReader:
                 return (self._render(sample, params) if self._render else sample), params
         except InputError:
             raise
-        except Exception as error:
-            if is_bug(error):
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) or is_bug(error):
                 error.add_note(f"while reading {source_of(self._dataset, index)}")
                 raise
             raise _BadSample(describe(self._dataset, index, error), error) from error

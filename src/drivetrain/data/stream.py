@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from drivetrain.data.bad_samples import OnBadSample
 from drivetrain.data.batch import MicroBatch, StepBatch
@@ -160,12 +161,24 @@ class Stream:
 
 
 def check_map_style(dataset: Any) -> None:
-    """Raises InputError unless `dataset` has a length of at least 1 and `dataset[i]`."""
+    """Raises InputError unless `dataset` has a length of at least 1 and `dataset[i]`.
+
+    To be called before its length is first asked for.
+    """
     name = type(dataset).__name__
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if isinstance(dataset, type):
+        raise InputError(
+            f"{dataset.__name__} as a data set",
+            "it is the class itself, not a data set made by it",
+            f"give {dataset.__name__}(…)",
+        )
+    missing = [part for part in ("__len__", "__getitem__") if not hasattr(dataset, part)]
+    # torch's iterable ones inherit a __getitem__ that only raises.
+    if missing or isinstance(dataset, IterableDataset):
+        lacks = f"it has no {' and no '.join(missing)}" if missing else "it is iterable only"
         raise InputError(
             f"{name} as a data set",
-            "it lacks __len__ or __getitem__ (an iterable data set has no positions to share among ranks)",
+            f"{lacks}: samples have no positions to be shared among ranks by",
             "give a map-style data set: len(dataset) and dataset[i]",
         )
     if len(dataset) == 0:

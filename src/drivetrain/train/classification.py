@@ -11,6 +11,7 @@ from torch import Tensor
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batch import MicroBatch
+from drivetrain.data.num_classes import settle_num_classes
 from drivetrain.engine.objective import Objective, cross_entropy
 from drivetrain.spec.errors import InputError
 from drivetrain.train.models.by_name import model_builder
@@ -43,13 +44,7 @@ def classification_task(config: RunConfig) -> Task:
         InputError: the data or the model cannot be had.
     """
     source = _open(config)
-    num_classes = source.num_classes if config.model.num_classes == "auto" else config.model.num_classes
-    if num_classes < source.num_classes:
-        raise InputError(
-            f"model.num_classes {num_classes}",
-            f"the data has {source.num_classes} classes",
-            f"set it to {source.num_classes} or more, or leave it at auto",
-        )
+    num_classes = settle_num_classes(config.model.num_classes, in_data=source.num_classes)
     name = config.model.name or source.default_model
     return Task(
         build_model=model_builder(name, num_classes=num_classes, kwargs=dict(config.model.kwargs)),
@@ -132,12 +127,11 @@ def _digits(config: RunConfig) -> _Source:
 
 def _image_folder(config: RunConfig) -> _Source:
     from drivetrain.data.image_draw import ImageAugment, ImageEval
-    from drivetrain.data.image_folder import ImageFolderDataset, scan
+    from drivetrain.data.image_folder import ImageFolderDataset, scan_both
 
     if config.data.path is None:
         raise InputError("data.kind image_folder", "data.path is not set", "--data.path /path/to/images")
-    train = scan(config.data.path, "train", val_fraction=config.data.val_fraction)
-    held_out = scan(config.data.path, "val", val_fraction=config.data.val_fraction)
+    train, held_out = scan_both(config.data.path, val_fraction=config.data.val_fraction)
     size = config.data.image_size
     augment = ImageAugment(size) if config.data.augment else None
     eval_render = ImageEval(size)
@@ -145,7 +139,7 @@ def _image_folder(config: RunConfig) -> _Source:
         train=ImageFolderDataset(train),
         evaluation=ImageFolderDataset(held_out) if len(held_out) else None,
         num_classes=len(train.classes),
-        notes=(train.describe(), held_out.describe(), *train.notes),
+        notes=(train.describe(), held_out.describe(), *dict.fromkeys((*train.notes, *held_out.notes))),
         draw=augment.draw if augment else None,
         render=augment.render if augment else eval_render.render,
         eval_render=eval_render.render,

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.data.evaluation import EvalLoader
 from drivetrain.data.fingerprint import fingerprint
+from drivetrain.data.stream import check_map_style
 from drivetrain.data.workers import LoaderPlan, plan_loader
 from drivetrain.engine.checkpoint.load import Loaded
 from drivetrain.engine.checkpoint.save import Saved
@@ -155,8 +156,7 @@ class Run:
             steps: where to end, counted from the run's first step; None never ends.
             draw, render, loader_cost, sample_unit: see `drivetrain.Task`.
         """
-        if len(dataset) == 0:
-            raise InputError(f"training on {type(dataset).__name__}", "it has no samples", "check the data")
+        check_map_style(dataset)
         facts = self._resumed.facts if self._resumed is not None else {}
         if facts.get("steps", steps) != steps:
             what = f"the run now ends after {steps} steps, and was to end after {facts['steps']}"

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from drivetrain.config import advice
 from drivetrain.config.dump import write
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.labels import CheckedLabels
+from drivetrain.data.stream import check_map_style
 from drivetrain.engine.optimizers import OptimizerSpec, Schedule
 from drivetrain.engine.settings import CheckpointPolicy, RunSettings
 from drivetrain.engine.state import TrainState
@@ -45,6 +47,9 @@ class Trainer:
     def __init__(self, config: RunConfig, task: Task | None = None, *, output: Path | None = None) -> None:
         self.config = config
         self.task = task or (load_task(config.task, config) if config.task else classification_task(config))
+        check_map_style(self.task.train_data)
+        if self.task.eval_data is not None:
+            check_map_style(self.task.eval_data)
         num_samples = len(self.task.train_data)
         self.steps_per_epoch = num_samples / config.global_batch
         self.total_steps = _total_steps(config, num_samples)
@@ -67,10 +72,10 @@ class Trainer:
             InputError, BadSampleError, NonFiniteLossError, CheckpointError: see there.
         """
         run, config, task = self.run, self.config, self.task
+        schedule = self._schedule()
+        run.notes += advice.warm_up(schedule.warmup_steps, self.total_steps)
         try:
-            state = run.setup(
-                task.build_model, task.build_optimizer or optimizer_of(config), self._schedule()
-            )
+            state = run.setup(task.build_model, task.build_optimizer or optimizer_of(config), schedule)
             run.notes += task.notes
             data = run.stream(
                 self._checked(task.train_data),

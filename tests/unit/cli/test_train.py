@@ -105,7 +105,8 @@ def test_nothing_to_train_names_the_recipes(cli):
     assert "digits, resnet50, vit_b16" in shown.err
 
 
-def test_a_run_is_written_down_then_launched_then_summed_up(cli, folder, launched):
+def test_a_run_is_written_down_then_launched_then_summed_up(cli, folder, launched, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     shown = cli("train", "digits", "--nproc-per-node", "3", "--output", "out/a", "--max-restarts", "2")
     (request,) = launched.requests
     assert shown.code == 0
@@ -113,9 +114,31 @@ def test_a_run_is_written_down_then_launched_then_summed_up(cli, folder, launche
     assert (str(request.folder), request.nproc_per_node, request.max_restarts) == ("out/a", 3, 2)
     assert launched.lines == ["a line of rank 0"]
     assert shown.out == "summary of out/a\n"
-    config = load(folder / "out/a/config.yaml")
+    config = load(folder / "out/a/launch/config.yaml")
     assert (config.name, config.launch.nproc_per_node) == ("digits", 3)
-    assert "# drivetrain " in (folder / "out/a/config.yaml").read_text()
+    assert "# drivetrain " in (folder / "out/a/launch/config.yaml").read_text()
+    # The run's own config.yaml is the trainer's to write: nothing has been trained here.
+    assert not (folder / "out/a/config.yaml").exists()
+
+
+def test_ranks_get_a_number_of_threads_and_the_reason_is_said(cli, folder, launched, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    shown = cli("train", "digits", "--nproc-per-node", "2")
+    assert int(launched.requests[0].environment["OMP_NUM_THREADS"]) >= 1
+    assert "OMP_NUM_THREADS=" in shown.err
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    shown = cli("train", "digits", "--nproc-per-node", "2")
+    assert "OMP_NUM_THREADS" not in launched.requests[1].environment
+    assert shown.err == ""
+
+
+def test_advice_is_said_at_the_start_and_kept_with_the_run(cli, folder, launched):
+    shown = cli("train", "digits", "--global-batch", "960", "--output", "o")
+    said = "optim.lr 0.004 was written for a global batch of 96"
+    assert shown.code == 0
+    assert said in shown.err
+    assert f"# {said}" in (folder / "o/launch/config.yaml").read_text()
+    assert f"# {said}" in cli("train", "digits", "--global-batch", "960", "--print-config").out
 
 
 def test_a_run_without_output_gets_a_folder_of_its_own(cli, folder, launched):
@@ -161,13 +184,24 @@ def test_what_cannot_run_is_refused_and_nothing_is_created(cli, folder, launched
 
 def test_a_launch_refused_at_the_last_moment_leaves_nothing(cli, folder, launched, monkeypatch):
     def refuse(request, *, screen):
-        (request.folder / "launch").mkdir()
+        (request.folder / "logs").mkdir()
         raise InputError("--master-port 1", "it is taken", "choose another")
 
     monkeypatch.setattr(sys.modules["drivetrain.launch.torchrun"], "launch", refuse)
     (folder / "runs").mkdir()
     assert cli("train", "digits", "--output", "runs/deep/a").code == 2
     assert everything_in(folder) == ["runs"]
+
+
+def test_a_run_that_its_ranks_refuse_leaves_only_what_was_there(cli, folder, launched):
+    launched.exit_code = 2
+    shown = cli("train", "digits", "--output", "runs/a")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.splitlines()[-1] == "rank 1 failed first"
+    assert everything_in(folder) == []
+    (folder / "runs/a/checkpoints").mkdir(parents=True)
+    assert cli("train", "digits", "--output", "runs/a").code == 2
+    assert (folder / "runs/a/checkpoints").is_dir()
 
 
 def test_a_used_folder_is_taken_when_resuming(cli, folder, launched):
@@ -183,8 +217,9 @@ def test_started_by_torchrun_this_process_is_the_rank(cli, folder, launched, mon
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job/5")
         assert cli("train", "digits").code == 7
     assert {str(path) for _, path in launched.worker} == {"runs/digits-job-5"}
-    assert load(folder / "runs/digits-job-5/config.yaml") == launched.worker[0][0]
+    assert load(folder / "runs/digits-job-5/launch/config.yaml") == launched.worker[0][0]
     assert launched.requests == []
+    (folder / "runs/digits-job-5/events").mkdir()  # as the ranks would have made
     # A second job of that name is refused, but a restart of the same one finds its own folder.
     assert "already written there" in cli("train", "digits", "--resume", "none").err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -208,11 +243,24 @@ def test_dry_run_prints_the_command_and_creates_nothing(cli, folder):
     assert everything_in(folder) == []
 
 
-@pytest.mark.parametrize("flag", ["--print-config", "--dry-run"])
-def test_what_only_prints_never_imports_torch(folder, flag):
+def test_a_folder_of_one_class_is_refused_before_anything_starts(cli, folder, launched):
     for split in ("train", "val"):
         (folder / "images" / split / "a").mkdir(parents=True)
         (folder / "images" / split / "a" / "1.png").write_bytes(b"looked at by the ranks")
+    shown = cli("train", "resnet50", "--data.path", "images")
+    assert shown.code == 2
+    assert "a classifier needs at least two" in shown.err
+    assert everything_in(folder)[0] == "images"
+    assert launched.requests == []
+    assert cli("train", "resnet50", "--data.path", "images", "--model.num-classes", "5").code == 0
+
+
+@pytest.mark.parametrize("flag", ["--print-config", "--dry-run"])
+def test_what_only_prints_never_imports_torch(folder, flag):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (folder / "images" / split / name).mkdir(parents=True)
+            (folder / "images" / split / name / "1.png").write_bytes(b"looked at by the ranks")
     args = ["train", "resnet50", "--data.path", "images", flag]
     code = (
         f"import sys\nfrom drivetrain.cli.main import main\nassert main({args!r}) == 0\n"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 
 import pytest
 
 from drivetrain.config.faults import ConfigErrors
-from drivetrain.config.load import load
+from drivetrain.config.load import load, load_with_advice
 from drivetrain.config.overrides import from_command_line, from_environment
 from drivetrain.spec.errors import InputError
 
@@ -77,7 +78,7 @@ def test_all_faults_are_reported_at_once_with_line_and_nearest_name(write):
     assert "did you mean optim.lr?" in found[":5:3", "optim.lrr"]
     assert found[":6:10", "optim.betas"].startswith("[0.9, 3] is not two numbers")
     assert "did you mean image_folder?" in found[":7:14", "data.kind"]
-    assert "at least 0, or auto" in found[":7:36", "data.workers"]
+    assert "from 0 to 2^31 - 1, or auto" in found[":7:36", "data.workers"]
     assert "is not a section" in found[":8:8", "model"]
     assert "did you mean bf16?" in found[":9:12", "precision"]
     assert "already stands in line 10" in found[":11:1", "seed"]
@@ -131,6 +132,37 @@ def test_text_that_is_no_run_file_is_said_to_be_so(write, text, wanted):
     assert any(wanted in found for found in faults_of(write(text)).values())
 
 
+def test_aliases_of_aliases_are_counted_as_what_they_stand_for(write):
+    layers = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 10))
+    path = write(GOOD + "x0: &x0 [1, 1, 1]\n" + layers)
+    started = time.monotonic()
+    (found,) = faults_of(path).values()
+    assert "more than 10,000 keys and values" in found
+    assert time.monotonic() - started < 10
+
+
+def test_a_text_with_far_too_many_keys_is_refused_without_reading_it_all(write):
+    started = time.monotonic()
+    (found,) = faults_of(write("".join(f"key{n}: 1\n" for n in range(60_000)))).values()
+    assert "more than 10,000 keys and values" in found
+    with pytest.raises(InputError, match="larger than 4096 KiB"):
+        load(write(b"# comment\n" * 500_000))
+    assert time.monotonic() - started < 20
+
+
+def test_of_very_many_faults_the_first_are_shown_with_names_and_the_rest_counted(write):
+    path = write(GOOD + "".join(f"seeed{n}: 1\n" for n in range(2_000)))
+    started = time.monotonic()
+    with pytest.raises(ConfigErrors) as caught:
+        load(path)
+    lines = str(caught.value).splitlines()
+    assert time.monotonic() - started < 10
+    assert lines[0].endswith("2000 errors")
+    assert lines[1].endswith(":3:1: seeed0: there is no such key; did you mean seed?")
+    assert (len(lines), lines[51]) == (53, "  … and 1950 more")
+    assert "did you mean" not in lines[50]
+
+
 def test_a_syntax_error_names_its_line(write):
     (place,) = {where for where, _ in faults_of(write("seed: 1\noptim: {lr: 1\nname: x\n"))}
     assert place.startswith(":3:")
@@ -164,6 +196,37 @@ def test_overrides_win_in_order_and_take_dashes_or_underscores(write):
     assert (config.optim.lr, config.optim.weight_decay, config.optim.betas) == (2e-4, 0.5, (0.8, 0.9))
     assert (config.deterministic, config.name, config.ema_decay) == (True, "2024", None)
     assert config.model.kwargs == {"drop_path_rate": 0.1}
+
+
+def test_a_key_of_an_unknown_section_or_of_a_plain_value_is_reported_where_it_was_written(write):
+    found = faults_of(
+        write(GOOD + "seed: 1\n"),
+        from_command_line("--modle.name", "x"),
+        from_command_line("--seed.more", "2"),
+        from_command_line("--epochs.more", "2"),
+    )
+    assert "no such key" in found["the command line, --modle.name", "modle"]
+    assert "has no keys" in found["the command line, --seed.more", "seed.more"]
+    assert "is not a number" in found["the command line, --epochs.more", "epochs"]
+    assert len(found) == 3
+
+
+def advice_on(*overrides, recipe="digits"):
+    pairs = [from_command_line(name, value) for name, value in overrides]
+    return load_with_advice(recipe, pairs)[1]
+
+
+def test_a_far_other_batch_with_the_files_learning_rate_is_remarked_on(write):
+    (note,) = advice_on(("--global-batch", "384"))
+    assert "0.004 was written for a global batch of 96, and is used with 384" in note
+    assert len(advice_on(("--global-batch", "24"))) == 1
+    assert advice_on(("--global-batch", "383")) == ()
+    assert advice_on(("--global-batch", "25")) == ()
+    assert advice_on(("--global-batch", "384"), ("--optim.lr", "4e-3")) == ()
+    assert advice_on() == ()
+    # Neither a file that says nothing of one of the two, nor no file, has a rate for its batch.
+    assert advice_on(("--global-batch", "4096"), recipe=write(GOOD + "optim: {lr: 0.1}\n")) == ()
+    assert advice_on(("--global-batch", "4096"), ("--task", "a.py:b"), recipe=None) == ()
 
 
 def test_an_override_repairs_the_files_fault(write):

@@ -23,8 +23,10 @@ def test_every_key_says_what_it_is_for_and_what_it_takes():
         assert len(doc.description) > 8, doc.key
         assert doc.expects, doc.key
     assert docs["optim.lr"].expects == "a number greater than 0"
-    assert docs["micro_batch"].expects == "a whole number of at least 1, or auto"
-    assert docs["launch.nproc_per_node"].expects == "a whole number of at least 1, or one of auto, gpu, cpu"
+    assert docs["micro_batch"].expects == "a whole number from 1 to 2^31 - 1, or auto"
+    assert docs["launch.nproc_per_node"].expects == (
+        "a whole number from 1 to 2^31 - 1, or one of auto, gpu, cpu"
+    )
 
 
 def test_a_config_cannot_be_changed():
@@ -75,6 +77,12 @@ def test_fields_that_contradict_each_other_are_refused(fields, wanted):
         {"strategy": "fsdp9"},
         {"deterministic": 1},
         {"global_batch": 2.0},
+        {"global_batch": 2**31},
+        {"data": {"workers": 10**30}},
+        {"max_steps": 2**31},
+        {"epochs": 1e7},
+        {"schedule": {"warmup_epochs": 1e300}},
+        {"launch": {"nnodes": "9" * 30}},
     ],
 )
 def test_values_out_of_range_or_of_another_type_are_refused(fields):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -349,6 +351,53 @@ def test_a_killed_worker_is_an_error_not_a_hang() -> None:
         assert "out of memory" in caught.value.do
 
 
+class Exits(Numbers):
+    """Sample 17 ends its process as a script would that is done."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 17:
+            sys.exit(0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_bad_sample", ["fail", "skip"])
+def test_sys_exit_in_a_sample_is_a_bug_of_its_code_and_no_end(workers: int, on_bad_sample: str) -> None:
+    with pytest.raises(RuntimeError, match=r"sys.exit\(0\) was called while reading sample 17 of Exits"):
+        take(stream(Exits(), workers=workers, on_bad_sample=on_bad_sample), 20)
+
+
+def test_sys_exit_in_draw_is_a_bug_too() -> None:
+    with pytest.raises(RuntimeError, match=r"sys.exit\(None\) was called"):
+        take(stream(draw=lambda generator: sys.exit(), render=render), 1)
+
+
+class CutOff:
+    """Stands in for torch's iterator when a batch lies with a worker that is gone."""
+
+    def __init__(self, worker: Any) -> None:
+        self._workers = [worker]
+
+    def __next__(self) -> Any:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    def _shutdown_workers(self) -> None:
+        pass
+
+
+def test_a_batch_that_cannot_be_fetched_is_the_workers_failure_if_one_is_gone() -> None:
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    worker.start()
+    source = stream(workers=1)
+    source._loader._workers = CutOff(worker)
+    with pytest.raises(FileNotFoundError):  # the data set's own: all workers are there
+        next(source)
+    worker.kill()
+    with pytest.raises(LoaderError, match=r"ended before its batch was fetched \(FileNotFoundError"):
+        next(source)
+    worker.join(10)
+
+
 def test_workers_leave_the_jobs_signals_to_the_rank() -> None:
     with stream(workers=2) as source:
         next(source)
@@ -359,9 +408,25 @@ def test_workers_leave_the_jobs_signals_to_the_rank() -> None:
         assert all(process.is_alive() for process in _processes(source))
 
 
+class OneByOne(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class OneByOneWithLength(OneByOne):
+    def __len__(self) -> int:
+        return 10
+
+
 def test_what_is_no_map_style_data_set_is_refused() -> None:
     with pytest.raises(InputError, match="map-style"):
         stream(iter([1, 2]))
+    with pytest.raises(InputError, match="it has no __len__: samples have no positions"):
+        stream(OneByOne())
+    with pytest.raises(InputError, match="it is iterable only"):
+        stream(OneByOneWithLength())
+    with pytest.raises(InputError, match=r"the class itself[^→]*→ give Numbers"):
+        stream(Numbers)
     with pytest.raises(InputError, match="0 samples"):
         stream(Numbers(0))
     with pytest.raises(InputError, match="draw without render"):

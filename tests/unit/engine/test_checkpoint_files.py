@@ -21,6 +21,10 @@ def make(run_dir, step, content="tensors"):
     return run_dir.checkpoint(step)
 
 
+def names_in(run_dir):
+    return sorted(path.name for path in run_dir.checkpoints.iterdir())
+
+
 def problem_of(folder):
     try:
         listed = files.listed_files(folder)
@@ -83,16 +87,29 @@ def test_saving_a_step_again_replaces_it(run_dir):
     folder = make(run_dir, 10, "second")
     assert (folder / "a.distcp").read_text() == "second"
     files.prune(run_dir, keep=1)
-    assert sorted(p.name for p in run_dir.checkpoints.iterdir()) == ["latest", "step-00000010"]
+    assert names_in(run_dir) == ["latest", "step-00000010"]
 
 
-def test_pruning_keeps_the_newest_and_removes_what_unfinished_saves_left(run_dir):
+def test_pruning_keeps_the_newest_and_leaves_a_save_under_way_alone(run_dir):
     for step in (10, 20, 30):
         make(run_dir, step)
     files.unfinished_path(run_dir, 40).mkdir()
     files.prune(run_dir, keep=2)
-    assert sorted(p.name for p in run_dir.checkpoints.iterdir()) == [
-        "latest",
-        "step-00000020",
-        "step-00000030",
-    ]
+    assert names_in(run_dir) == [".unfinished-step-00000040", "latest", "step-00000020", "step-00000030"]
+
+
+def test_what_unfinished_saves_left_is_removed_when_asked(run_dir):
+    make(run_dir, 10)
+    files.unfinished_path(run_dir, 20).mkdir()
+    files.remove_unfinished(run_dir)
+    assert names_in(run_dir) == ["latest", "step-00000010"]
+
+
+def test_a_checkpoint_whose_replacement_was_interrupted_takes_its_place_again(run_dir):
+    good = make(run_dir, 10, "first")
+    aside = good.rename(good.with_name(f".unfinished-replaced-{good.name}"))
+    good.mkdir()  # moved in, but not marked COMPLETE
+    files.remove_unfinished(run_dir)
+    assert (good / "a.distcp").read_text() == "first"
+    assert problem_of(good) is None
+    assert not aside.exists()

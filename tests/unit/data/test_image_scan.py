@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drivetrain.data.image_index import scan
+from drivetrain.data.image_scan import scan, scan_both
 from drivetrain.spec.errors import InputError
 
 
@@ -64,7 +64,70 @@ def test_subfolders_and_links_are_followed_and_the_rest_is_told(tmp_path: Path) 
     index = scan(root, "train")
     assert index.classes == ("cat",)
     assert list(index.relative_paths()) == ["cat/deep/a.jpg", "cat/linked/b.jpg"]
-    assert index.notes == (f"1 files in {root / 'train'} are left out: their names do not end as an image's",)
+    assert index.notes == (
+        f"1 files in {root / 'train'} are left out: their names do not end as an image's",
+        f"1 links in {root / 'train'} are left out: they lead back to a folder above, such as cat/up",
+    )
+
+
+def test_links_back_up_bring_no_images_of_other_classes_or_of_val(tmp_path: Path) -> None:
+    root = make(tmp_path / "data", "train/a/1.jpg", "train/b/2.jpg", "val/a/3.jpg", "val/b/4.jpg")
+    make(tmp_path / "data/train", "a/deep/5.jpg")
+    make(tmp_path, "other/6.jpg")
+    for number, target in enumerate([root, root / "train", tmp_path, root / "train/a"]):
+        (root / f"train/a/deep/up{number}").symlink_to(target)
+    (root / "train/around").symlink_to(root)
+    train, val = scan_both(root)
+    assert train.classes == ("a", "b")
+    assert list(train.relative_paths()) == ["a/1.jpg", "a/deep/5.jpg", "b/2.jpg"]
+    assert list(val.relative_paths()) == ["a/3.jpg", "b/4.jpg"]
+    assert "5 links" in train.notes[0]
+    assert val.notes == ()
+
+
+def test_two_folders_that_link_to_each_other_are_read_once_each(tmp_path: Path) -> None:
+    root = make(tmp_path / "data", "train/a/1.jpg", "train/b/2.jpg", "val/a/3.jpg")
+    make(tmp_path / "out", "x/7.jpg", "y/8.jpg")
+    (tmp_path / "out/x/to_y").symlink_to(tmp_path / "out/y")
+    (tmp_path / "out/y/to_x").symlink_to(tmp_path / "out/x")
+    (root / "train/a/x").symlink_to(tmp_path / "out/x")
+    index = scan(root, "train")
+    assert list(index.relative_paths()) == ["a/1.jpg", "a/x/7.jpg", "a/x/to_y/8.jpg", "b/2.jpg"]
+    assert index.notes[0].endswith("back to a folder above, such as a/x/to_y/to_x")
+
+
+def test_a_data_set_behind_a_link_is_the_same_data_set(tmp_path: Path) -> None:
+    root = make(tmp_path / "disk/data", "train/a/1.jpg", "train/b/2.jpg")
+    (tmp_path / "link").symlink_to(root)
+    (root / "train/a/up").symlink_to(tmp_path / "link")
+    (root / "train/a/way").symlink_to(tmp_path)
+    index = scan(tmp_path / "link", "train")
+    assert list(index.relative_paths()) == ["a/1.jpg", "b/2.jpg"]
+    assert index.path(0) == str(tmp_path / "link/train/a/1.jpg")
+
+
+def test_links_to_themselves_or_to_nothing_are_left_out_with_a_note(tmp_path: Path) -> None:
+    root = make(tmp_path, "train/a/1.jpg", "train/b/2.jpg")
+    for name in ("train/a/self", "train/a/self.jpg", "train/round"):
+        (root / name).symlink_to(root / name)
+    (root / "train/a/gone.jpg").symlink_to("nowhere.jpg")
+    index = scan(root, "train")
+    assert index.classes == ("a", "b")
+    assert list(index.relative_paths()) == ["a/1.jpg", "b/2.jpg"]
+    (note,) = index.notes
+    assert note.startswith(f"4 links in {root / 'train'} are left out: they lead nowhere, such as ")
+
+
+def test_one_folder_is_read_once_for_both_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, *(f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(50)))
+    read: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (read.append(Path(path).name), scandir(path))[1])
+    train, val = scan_both(tmp_path, val_fraction=0.3)
+    assert sorted(read) == sorted([tmp_path.name, "cat", "dog"])
+    assert list(train.relative_paths()) == list(scan(tmp_path, "train", val_fraction=0.3).relative_paths())
+    assert list(val.relative_paths()) == list(scan(tmp_path, "val", val_fraction=0.3).relative_paths())
+    assert len(train) + len(val) == 100
 
 
 def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
