@@ -19,6 +19,7 @@ from simulated_run import Simulation, open_writer
 from drivetrain.report.plain import PlainScreen
 from drivetrain.report.progress import ProgressDisplay
 from drivetrain.report.state import RunState
+from drivetrain.report.summary import summarise
 from drivetrain.spec.run_dir import RunDir
 from drivetrain.telemetry.events import Event, MessageEvent, RunEnded
 
@@ -59,12 +60,12 @@ def test_plain_lines_tell_where_what_and_how_it_went(tmp_path: Path) -> None:
     assert "  micro-batch 4 × 1 accumulated → 3 or 4 per rank × 2 ranks = global batch 7" in lines
     assert "  loader: 1 worker a rank: 2 CPUs, 2 ranks" in lines
     assert "  precision auto → fp32: no GPU" in lines
+    assert "eval after step 40: accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in lines
+    assert "saved step 40 (120.6 KiB)" in lines
     last = lines[-1]
     assert last.startswith("step 40/40 · epoch 4.00 · loss 0.0")
-    assert "eval accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in last
     assert "700 img/s (by rank 400 300) · data wait 10 %" in last
-    assert "done after 0:12" in last
-    assert last.endswith("saved step 40")
+    assert last.endswith("done after 0:12")
 
 
 def test_plain_lines_are_never_more_than_one_a_second_in_a_short_run(tmp_path: Path) -> None:
@@ -76,6 +77,8 @@ def test_plain_lines_are_never_more_than_one_a_second_in_a_short_run(tmp_path: P
     status = [line for line in stream.getvalue().splitlines() if line.startswith("step ")]
     # The last state is drawn whenever it comes.
     assert 1 <= len(status) <= elapsed_s + 2
+    evaluations = [line for line in stream.getvalue().splitlines() if line.startswith("eval ")]
+    assert 1 <= len(evaluations) <= elapsed_s + 2
 
 
 def test_plain_lines_come_every_two_seconds_at_first_and_every_minute_later() -> None:
@@ -134,7 +137,7 @@ def test_messages_show_with_their_level(tmp_path: Path) -> None:
     assert "\nwarning: metrics sink wandb failed\ncompiled in 3.1 s\n" in stream.getvalue()
 
 
-def test_a_resumed_run_shows_nothing_of_its_earlier_start(tmp_path: Path) -> None:
+def test_a_resumed_run_shows_of_its_earlier_start_only_the_best(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     Simulation(run_dir=run_dir, total_steps=40).write(until=20, status=None)
     stream = io.StringIO()
@@ -143,7 +146,10 @@ def test_a_resumed_run_shows_nothing_of_its_earlier_start(tmp_path: Path) -> Non
     text = stream.getvalue()
     assert "resumed after step 20" in text
     assert text.count("digits: 40 steps") == 1
-    assert "92.00" not in text, "the best of the earlier start"
+    assert "eval after step 20" not in text, "that was told by the earlier start"
+    best = "accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)"
+    assert f"eval after step 40: {best}" in text
+    assert best in summarise(run_dir, None, width=200), "the display and the summary agree"
     assert text.splitlines()[-1].startswith("step 40/40")
 
 
@@ -166,10 +172,11 @@ def test_the_panel_fits_the_terminal_and_ends_with_the_last_state(
     assert "digits: 40 steps of 7 samples (4 × 70), ddp, fp32" in without_escapes(terminal.text)
     assert terminal.text.rstrip().endswith("\x1b[?25h"), "the cursor is given back"
     if width == 200:
-        assert "eval accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in shown
+        assert "eval after step 40: accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in shown
         assert "by rank 0: 400 · 1: 300" in shown
         assert "data wait 10 % · by rank 0: 10 % · 1: 10 %" in shown
-        assert "backward 54 %  forward 36 %  data wait 10 %" in shown
+        assert "B backward 54 %  F forward 36 %  D data wait 10 %" in shown
+        assert re.search(r"│ D+F+B+ │", shown), "the parts differ without colours"
         assert "= global batch 7" in shown
         assert "saved step 40 (120.6 KiB) · 1 bad sample skipped" in shown
         assert "done after 0:12" in shown
@@ -194,7 +201,7 @@ def test_a_terminal_without_utf8_gets_ascii(tmp_path: Path) -> None:
     shown = last_panel(terminal.text, corner="+- digits")
     assert "micro-batch 4 x 1 accumulated" in shown
     assert re.search(r"D+F+B+", shown)
-    assert "[B] backward 54 %" in shown
+    assert "B backward 54 %" in shown
 
 
 def test_a_flood_of_lines_does_not_slow_the_rank_and_is_cut_openly(tmp_path: Path) -> None:
