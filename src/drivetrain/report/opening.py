@@ -38,12 +38,10 @@ def waiting_text(state: RunState) -> str:
     if missing:
         names = f": {rank_ranges(missing)}" if len(missing) <= _MOST_RANKS_NAMED else ""
         return f"{count(len(joined))} of {plural(expected, 'rank')} have started; waiting for the rest{names}"
-    who = (
-        "the rank has started and builds"
-        if expected == 1
-        else f"all {count(expected)} ranks have started and build"
+    return (
+        f"{count(len(joined))} of {plural(expected, 'rank')} started; next come the model, "
+        "the data and a checkpoint to resume from, if there is one"
     )
-    return f"{who} the model, opens the data and loads a checkpoint if there is one"
 
 
 def _amount(started: RunStarted) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import os
@@ -14,14 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from simulated_run import Simulation, open_writer
 
+from drivetrain.report.panel import panel
 from drivetrain.report.plain import PlainScreen
 from drivetrain.report.progress import ProgressDisplay
 from drivetrain.report.state import RunState
 from drivetrain.report.summary import summarise
 from drivetrain.spec.run_dir import RunDir
-from drivetrain.telemetry.events import Event, MessageEvent, RunEnded
+from drivetrain.telemetry.events import (
+    CheckpointEvent,
+    EvalEvent,
+    Event,
+    MessageEvent,
+    RunEnded,
+    StepEvent,
+)
 
 
 class Terminal(io.TextIOWrapper):
@@ -115,10 +125,113 @@ def test_a_run_that_stands_still_is_said_and_less_and_less_often() -> None:
     assert len(told) == 5
 
 
+def feed(screen: PlainScreen, state: RunState, events: list[Event], now_s: float, **more: Any) -> None:
+    for event in events:
+        state.apply(dataclasses.replace(event, rank=max(event.rank, 0)))
+    screen.update(state, now_s=now_s, stalled_s=0.0, **more)
+
+
+def test_every_line_has_one_step_and_no_step_is_told_twice() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, total_steps=30)
+    steps = [event for event in source.rank_events(0) if isinstance(event, StepEvent)]
+    evaluation = EvalEvent(step=30, epoch=3.0, num_samples=9, metrics={"accuracy": 0.5}, seconds=1.0)
+    saved = CheckpointEvent(step=30, path="x", seconds=0.1, bytes=2048)
+    feed(screen, state, [source.header(0), source.started()], 0.0)
+    feed(screen, state, [*steps[:28], evaluation], 10.0)  # the last two steps' own events are on their way
+    feed(screen, state, steps[28:], 20.0)
+    feed(screen, state, [saved], 30.0)
+    feed(screen, state, [RunEnded(status="done", step=30, seconds=31.0)], 40.0, is_last=True)
+    told = stream.getvalue().splitlines()
+    told = told[told.index("  writes to run") + 1 :]
+    assert told[0] == "eval after step 30: accuracy 50.00 %"
+    assert told[1].startswith("step 30/30 · epoch 3.00 · loss 0.0")
+    assert told[2:] == ["saved step 30 (2.0 KiB)", "done after 0:31 at step 30/30"]
+
+
+def test_a_run_with_nothing_left_to_do_says_so_in_lines_and_in_the_panel() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, total_steps=8, start_step=12)
+    feed(screen, state, [source.header(0), source.started()], 0.0)
+    feed(screen, state, [RunEnded(status="done", step=12, seconds=1.0)], 1.0, is_last=True)
+    last = stream.getvalue().splitlines()[-1]
+    assert last == "nothing was left to do: 8 steps asked for, 12 done before"
+    assert "12/8" not in stream.getvalue()
+    assert last in shown_panel(state)
+
+
+def shown_panel(state: RunState, *, width: int = 150, **more: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(panel(state, width=width, encoding="utf-8", **{"stalled_s": 0.0, **more}))
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO from above
+    return str(text)
+
+
+def test_before_the_first_step_both_displays_say_what_is_waited_for() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState(expected_ranks=2)
+    source = Simulation(run_dir=RunDir(Path("run")))
+    screen.update(state, now_s=0.0, stalled_s=0.0)
+    assert stream.getvalue() == "", "a start of a few seconds needs no words"
+    expected = "waiting for the ranks to start (0 of 2 have; importing torch takes some seconds)"
+    screen.update(state, now_s=6.0, stalled_s=6.0)
+    screen.update(state, now_s=7.0, stalled_s=7.0)
+    assert expected in shown_panel(state, stalled_s=7.0)
+    state.apply(source.header(0))
+    screen.update(state, now_s=8.0, stalled_s=8.0)
+    assert "1 of 2 ranks have started; waiting for the rest: 1" in shown_panel(state)
+    state.apply(source.header(1))
+    screen.update(state, now_s=9.0, stalled_s=9.0)
+    assert "2 of 2 ranks started; next come the model" in shown_panel(state)
+    everyone = "2 of 2 ranks started; next come the model, the data and a checkpoint to resume from"
+    everyone += ", if there is one"
+    assert stream.getvalue().splitlines() == [
+        f"{expected}; 6.0 s so far",
+        "1 of 2 ranks have started; waiting for the rest: 1; 8.0 s so far",
+        f"{everyone}; 9.0 s so far",
+    ]
+    assert "(none has yet; importing torch" in shown_panel(RunState())
+
+
+def test_a_rank_that_was_stopped_is_named_while_no_step_comes() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")))
+    for rank, last in ((0, 58), (1, 57)):
+        state.apply(source.header(rank))
+        for event in source.rank_events(rank, 58):
+            if not isinstance(event, StepEvent) or event.step <= last:
+                state.apply(dataclasses.replace(event, rank=rank, wall_s=float(rank)))
+    screen.update(state, now_s=0.0, stalled_s=60.0)
+    text = "no step for 1:00; the last was step 58; heard of least recently: rank 1 (step 57)"
+    assert text in stream.getvalue().splitlines()
+    assert text in shown_panel(state, stalled_s=60.0)
+    assert "no step for" not in shown_panel(state, stalled_s=60.0, is_last=True), "it has ended"
+
+
+def test_the_first_step_is_not_called_a_stall() -> None:
+    state = RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1)
+    for event in (source.header(0), source.started()):
+        state.apply(dataclasses.replace(event, rank=0))
+    shown = shown_panel(state, stalled_s=42.0)
+    assert "the first step has been under way for 0:42" in shown
+    assert "no step" not in shown
+
+
+@pytest.mark.parametrize(("step_s", "text"), [(5.28, "step 5.28 s: "), (0.0521, "step 52.1 ms: ")])
+def test_a_step_is_told_in_the_unit_that_fits(step_s: float, text: str) -> None:
+    state = RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, step_s=step_s)
+    for event in (source.header(0), *source.rank_events(0)):
+        state.apply(dataclasses.replace(event, rank=0))
+    assert text in shown_panel(state)
+
+
 def stamped(simulation: Simulation) -> Any:
     """The header and events of rank 0 as a reader gives them."""
-    import dataclasses
-
     yield simulation.header(0)
     for event in simulation.rank_events(0):
         yield dataclasses.replace(event, rank=0, mono_s=0.0, wall_s=0.0)
