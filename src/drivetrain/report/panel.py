@@ -36,7 +36,8 @@ _PART_LOOKS: Final[dict[StepPart, tuple[str, str]]] = {
 def panel(
     state: RunState, *, width: int, encoding: str, stalled_s: float, is_last: bool = False
 ) -> RenderableType:
-    """The panel for a terminal `width` columns wide; every line is cut to it, never wrapped.
+    """The panel for a terminal `width` columns wide; a line that does not fit is cut, but a
+    wait is told in full.
 
     Args:
         stalled_s: seconds since the last step, or before the first since the start.
@@ -46,22 +47,22 @@ def panel(
     inner = max(width - 4, 8)
     lines: list[RenderableType] = []
 
-    def line(text: str | Text, style: str = "") -> None:
+    def line(text: str | Text, style: str = "", *, is_cut: bool = True) -> None:
         shown = Text(wording.printable(text, encoding), style=style) if isinstance(text, str) else text
-        shown.no_wrap = True
+        shown.no_wrap = is_cut
         shown.overflow = "ellipsis" if utf else "crop"
         lines.append(shown)
 
     started = state.started
     if started is None:
-        line("the run ended before it had begun" if is_last else waiting_text(state))
+        line("the run ended before it had begun" if is_last else waiting_text(state), is_cut=False)
         if not is_last:
             line(f"{wording.duration(stalled_s)} so far", "dim")
         return _framed(lines, "drivetrain", width, encoding)
     rates = state.rates()
     line(_where(state, rates, is_last=is_last))
     if stalled_s > _STALL_S and state.ended is None and not is_last:
-        line(stall_text(state, stalled_s), "yellow")
+        line(stall_text(state, stalled_s), "yellow", is_cut=False)
     line(_progress(state.step, started.total_steps, inner, utf))
     line(_quality(state))
     if state.last_eval is not None:

@@ -93,7 +93,8 @@ class PlainScreen:
             self._print(f"{text}; {wording.duration(waited_s)} so far")
 
     def _is_status_due(self, state: RunState, now_s: float) -> bool:
-        if not state.has_trained or state.step == self._told_step:
+        # How it ended is for the last line to say.
+        if not state.has_trained or state.step == self._told_step or state.ended is not None:
             return False
         assert self._start_s is not None
         usual_s = min(max((now_s - self._start_s) / 30, _FIRST_INTERVAL_S), _LONGEST_INTERVAL_S)

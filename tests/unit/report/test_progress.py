@@ -142,7 +142,8 @@ def test_every_line_has_one_step_and_no_step_is_told_twice() -> None:
     feed(screen, state, [*steps[:28], evaluation], 10.0)  # the last two steps' own events are on their way
     feed(screen, state, steps[28:], 20.0)
     feed(screen, state, [saved], 30.0)
-    feed(screen, state, [RunEnded(status="done", step=30, seconds=31.0)], 40.0, is_last=True)
+    feed(screen, state, [RunEnded(status="done", step=30, seconds=31.0)], 40.0)
+    feed(screen, state, [], 41.0, is_last=True)
     told = stream.getvalue().splitlines()
     told = told[told.index("  writes to run") + 1 :]
     assert told[0] == "eval after step 30: accuracy 50.00 %"
@@ -208,6 +209,8 @@ def test_a_rank_that_was_stopped_is_named_while_no_step_comes() -> None:
     text = "no step for 1:00; the last was step 58; heard of least recently: rank 1 (step 57)"
     assert text in stream.getvalue().splitlines()
     assert text in shown_panel(state, stalled_s=60.0)
+    narrow = re.sub(r"\W*│\W*", " ", shown_panel(state, width=50, stalled_s=60.0))
+    assert "heard of least recently: rank 1 (step 57" in narrow, "never cut off"
     assert "no step for" not in shown_panel(state, stalled_s=60.0, is_last=True), "it has ended"
 
 
@@ -406,3 +409,15 @@ def test_the_display_imports_neither_torch_nor_rich_until_it_draws() -> None:
         "assert not {'torch', 'rich', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_the_last_line_alone_tells_the_end() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, total_steps=30, eval_every=99)
+    feed(screen, state, [source.header(0), *source.rank_events(0)], 0.0)
+    feed(screen, state, [RunEnded(status="done", step=30, seconds=31.0)], 10.0)
+    feed(screen, state, [], 10.1, is_last=True)
+    told = [line for line in stream.getvalue().splitlines() if "step 30/30" in line]
+    assert len(told) == 1
+    assert told[0].endswith("done after 0:31")
