@@ -11,6 +11,8 @@ from drivetrain.report.wording import count
 
 # A run that starts anew begins at the loss of knowing nothing, which no sound training ends above.
 _ABOVE_NOTHING_LEARNT: Final = 1.5
+# One that rose and came back to about its start has forgotten how to learn: dead units, say.
+_BACK_AT_START: Final = 0.95
 # A resumed one starts low, where a few hard batches already double the loss.
 _ABOVE_RESUMED: Final = 3.0
 # Overfitting raises the held-out loss too, but not by this much.
@@ -41,6 +43,12 @@ def _training(state: RunState) -> str | None:
     if loss.first.step != 1:  # resumed, or a run so long that only its last steps are read
         is_worse = _is_beyond(value, loss.early.value, _ABOVE_RESUMED)
         return _grew("the training loss", loss.early, last) if is_worse else None
+    highest = loss.highest
+    if highest is not None and value > 0 and highest.step < last.step:
+        is_back = _BACK_AT_START * loss.first.value <= value <= _ABOVE_NOTHING_LEARNT * loss.first.value
+        if is_back and _is_beyond(highest.value, loss.first.value, _ABOVE_NOTHING_LEARNT):
+            rise = _grew("the training loss", loss.first, highest)
+            return f"{rise} and ended at {value:.4g}, about where it began"
     lowest = loss.lowest if loss.lowest is not None else loss.first
     if lowest.value >= loss.first.value:
         is_worse = _is_beyond(value, loss.first.value, _ABOVE_NOTHING_LEARNT)

@@ -25,13 +25,14 @@ class SmoothedLoss:
     Attributes:
         first: the first finite loss, as it was.
         early: the smoothed loss of the tenth step, or of the last one before.
-        lowest: the lowest smoothed loss from the tenth step on; None before.
+        lowest, highest: the smoothed loss from the tenth step on; None before.
     """
 
     def __init__(self) -> None:
         self.first: LossAt | None = None
         self.early: LossAt | None = None
         self.lowest: LossAt | None = None
+        self.highest: LossAt | None = None
         self._sum = 0.0
         self._weight = 0.0
         self._num_steps = 0
@@ -53,8 +54,12 @@ class SmoothedLoss:
             self.first = LossAt(value=loss, step=step)
         if self._num_steps <= _STEADY_STEPS:
             self.early = smoothed
-        if self._num_steps >= _STEADY_STEPS and (self.lowest is None or smoothed.value < self.lowest.value):
+        if self._num_steps < _STEADY_STEPS:
+            return
+        if self.lowest is None or smoothed.value < self.lowest.value:
             self.lowest = smoothed
+        if self.highest is None or smoothed.value > self.highest.value:
+            self.highest = smoothed
 
     @property
     def value(self) -> float | None:
