@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from typing import Final, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from drivetrain.report import wording
 from drivetrain.report.opening import opening_lines
 from drivetrain.report.panel import panel
 from drivetrain.report.state import RunState
+from drivetrain.report.stray_lines import StrayLines
 
 _REDRAW_INTERVAL_S: Final = 0.25
 _MOST_LINES_WAITING: Final = 2000
@@ -22,6 +24,11 @@ _MOST_LINES_WAITING: Final = 2000
 class LiveScreen:
     """Draws with rich. Lines may come from any thread; everything is drawn by the thread that calls `update`,
     so that a rank that prints thousands of lines a second is not slowed by the drawing.
+
+    Whatever else wrote to the terminal would shift the panel, of which pieces then stay behind. So what this
+    process prints to stderr meanwhile (another thread's warnings) is shown above it like rank 0's lines. And
+    an empty line under the panel takes what the terminal itself echoes: a ^C behind the panel's last column
+    would wrap.
     """
 
     def __init__(self, stream: TextIO, run_path: str) -> None:
@@ -30,6 +37,7 @@ class LiveScreen:
         self._live = Live(
             console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
+        self._stray = StrayLines(sys.stderr, self.raw) if stream is sys.stderr else None
         self._lines: deque[str] = deque()
         self._num_left_out = 0
         self._lock = threading.Lock()
@@ -38,6 +46,8 @@ class LiveScreen:
 
     def start(self) -> None:
         self._live.start()
+        if self._stray is not None:
+            sys.stderr = self._stray
 
     def raw(self, text: str) -> None:
         """A line of rank 0's own output; drawn with the next update. A flood is cut, and that is said."""
@@ -61,11 +71,15 @@ class LiveScreen:
         if is_last or now_s - self._last_draw_s >= _REDRAW_INTERVAL_S:
             self._last_draw_s = now_s
             width, encoding = self._console.width, self._console.encoding
-            shown = panel(state, width=width, encoding=encoding, stalled_s=stalled_s)
-            self._live.update(shown, refresh=True)
+            shown = panel(state, width=width, encoding=encoding, stalled_s=stalled_s, is_last=is_last)
+            self._live.update(shown if is_last else Group(shown, Text("")), refresh=True)
 
     def stop(self) -> None:
         """Leaves the last panel on the screen and gives the cursor back."""
+        if self._stray is not None:
+            if sys.stderr is self._stray:
+                sys.stderr = self._stray.stream
+            self._stray.end()
         self._draw_lines()
         self._live.stop()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from drivetrain.report.state import RunState
 from drivetrain.report.wording import count, plural, rank_ranges
 from drivetrain.telemetry.events import RunStarted
+
+_MOST_RANKS_NAMED: Final = 8
 
 
 def opening_lines(state: RunState, run_path: str) -> list[str]:
@@ -23,9 +27,27 @@ def opening_lines(state: RunState, run_path: str) -> list[str]:
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 
 
+def waiting_text(state: RunState) -> str:
+    """What the run waits for before it has said what it trains, as far as that is known."""
+    joined, expected = state.joined_ranks, state.world_size
+    if not joined:
+        have = f"0 of {count(expected)} have" if expected is not None else "none has yet"
+        return f"waiting for the ranks to start ({have}; importing torch takes some seconds)"
+    assert expected is not None
+    missing = [rank for rank in range(expected) if rank not in joined]
+    if missing:
+        names = f": {rank_ranges(missing)}" if len(missing) <= _MOST_RANKS_NAMED else ""
+        return f"{count(len(joined))} of {plural(expected, 'rank')} have started; waiting for the rest{names}"
+    return (
+        f"{count(len(joined))} of {plural(expected, 'rank')} started; next come the model, "
+        "the data and a checkpoint to resume from, if there is one"
+    )
+
+
 def _amount(started: RunStarted) -> str:
-    text = f"{plural(started.total_steps, 'step')} of {plural(started.global_batch, 'sample')}"
-    if started.num_samples > 0:
+    steps = plural(started.total_steps, "step") if started.total_steps > 0 else "steps"
+    text = f"{steps} of {plural(started.global_batch, 'sample')}"
+    if started.num_samples > 0 and started.total_steps > 0:
         epochs = started.total_steps * started.global_batch / started.num_samples
         text += f" ({epochs:.4g} × {count(started.num_samples)})"
     if started.start_step:

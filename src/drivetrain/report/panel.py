@@ -11,14 +11,15 @@ from rich.panel import Panel
 from rich.text import Text
 
 from drivetrain.report import wording
-from drivetrain.report.plain import eval_text
+from drivetrain.report.opening import waiting_text
+from drivetrain.report.phrases import end_text, eval_text, nothing_left_text, saved_text, stall_text
 from drivetrain.report.state import RunState
 from drivetrain.report.throughput import Rates
 from drivetrain.spec.parts import StepPart
 
 _MOST_RANKS: Final = 8
 _STALL_S: Final = 10.0
-# A colour, and a letter for terminals that show neither colours nor blocks.
+# A colour, and a letter for where colours are not shown.
 _PART_LOOKS: Final[dict[StepPart, tuple[str, str]]] = {
     StepPart.DATA_WAIT: ("red", "D"),
     StepPart.HOST_TO_DEVICE: ("magenta", "T"),
@@ -32,25 +33,36 @@ _PART_LOOKS: Final[dict[StepPart, tuple[str, str]]] = {
 }
 
 
-def panel(state: RunState, *, width: int, encoding: str, stalled_s: float) -> RenderableType:
-    """The panel for a terminal `width` columns wide; every line is cut to it, never wrapped."""
+def panel(
+    state: RunState, *, width: int, encoding: str, stalled_s: float, is_last: bool = False
+) -> RenderableType:
+    """The panel for a terminal `width` columns wide; a line that does not fit is cut, but a
+    wait is told in full.
+
+    Args:
+        stalled_s: seconds since the last step, or before the first since the start.
+        is_last: nothing more will come, so nothing is expected either.
+    """
     utf = wording.is_utf(encoding)
     inner = max(width - 4, 8)
     lines: list[RenderableType] = []
 
-    def line(text: str | Text, style: str = "") -> None:
+    def line(text: str | Text, style: str = "", *, is_cut: bool = True) -> None:
         shown = Text(wording.printable(text, encoding), style=style) if isinstance(text, str) else text
-        shown.no_wrap = True
+        shown.no_wrap = is_cut
         shown.overflow = "ellipsis" if utf else "crop"
         lines.append(shown)
 
     started = state.started
     if started is None:
-        seen = f"{wording.plural(len(state.headers), 'rank')} up" if state.headers else "starting"
-        line(f"{seen}; the first step has not been announced yet")
+        line("the run ended before it had begun" if is_last else waiting_text(state), is_cut=False)
+        if not is_last:
+            line(f"{wording.duration(stalled_s)} so far", "dim")
         return _framed(lines, "drivetrain", width, encoding)
     rates = state.rates()
-    line(_where(state, rates, stalled_s))
+    line(_where(state, rates, is_last=is_last))
+    if stalled_s > _STALL_S and state.ended is None and not is_last:
+        line(stall_text(state, stalled_s), "yellow", is_cut=False)
     line(_progress(state.step, started.total_steps, inner, utf))
     line(_quality(state))
     if state.last_eval is not None:
@@ -59,8 +71,8 @@ def panel(state: RunState, *, width: int, encoding: str, stalled_s: float) -> Re
         line(text)
     shares = state.recent_part_shares()
     if shares:
-        line(_bar(shares, inner, utf))
-        line(_legend(shares, encoding, rates.seconds_per_step))
+        line(_bar(shares, inner))
+        line(_legend(shares, rates.seconds_per_step))
     if started.batch:
         line(started.batch, "dim")
     line(_kept(state), "dim")
@@ -74,20 +86,20 @@ def _framed(lines: list[RenderableType], title: str, width: int, encoding: str) 
     return Panel(Group(*lines), title=Text(shown), title_align="left", box=frame, width=width, padding=(0, 1))
 
 
-def _where(state: RunState, rates: Rates, stalled_s: float) -> str:
+def _where(state: RunState, rates: Rates, *, is_last: bool) -> str:
     assert state.started is not None
+    if state.nothing_was_left:
+        return nothing_left_text(state)
     total = state.started.total_steps
-    pieces = [f"step {wording.count(state.step)}/{wording.count(total)}"]
-    if state.epoch is not None:
+    pieces = [wording.step_of(state.step, total)]
+    if state.epoch is not None and total > 0:
         epochs = total * state.started.global_batch / state.started.num_samples
         pieces.append(f"epoch {state.epoch:.2f}/{epochs:.4g}")
     eta_s = state.eta_s(rates)
     if state.ended is not None:
-        pieces.append(f"{state.ended.status} after {wording.duration(state.ended.seconds)}")
-    elif eta_s is not None:
+        pieces.append(end_text(state))
+    elif eta_s is not None and total > 0 and not is_last:
         pieces.append(f"ETA {wording.clock_time(eta_s)}")
-    if stalled_s > _STALL_S and state.ended is None:
-        pieces.append(f"no step for {wording.duration(stalled_s)}")
     return " · ".join(pieces)
 
 
@@ -136,12 +148,12 @@ def _share(part: float | None) -> str:
 
 def _progress(step: int, total_steps: int, width: int, utf: bool) -> Text:
     done = min(width * step // max(total_steps, 1), width)
-    text = Text(("━" if utf else "=") * done, style="green")
-    return text.append(("━" if utf else "-") * (width - done), style="bright_black")
+    text = Text(("█" if utf else "=") * done, style="green")
+    return text.append(("░" if utf else "-") * (width - done), style="bright_black")
 
 
-def _bar(shares: dict[StepPart, float], width: int, utf: bool) -> Text:
-    """One row of cells, divided by share; a part gets no cell when it is smaller than half of one."""
+def _bar(shares: dict[StepPart, float], width: int) -> Text:
+    """One row of letters, divided by share; a part gets no cell when it is smaller than half of one."""
     text = Text()
     edge = 0.0
     drawn = 0
@@ -150,29 +162,23 @@ def _bar(shares: dict[StepPart, float], width: int, utf: bool) -> Text:
         cells = max(min(round(edge), width) - drawn, 0)
         drawn += cells
         colour, letter = _PART_LOOKS[part]
-        text.append(("█" if utf else letter) * cells, style=colour)
+        text.append(letter * cells, style=f"black on {colour}")
     return text
 
 
-def _legend(shares: dict[StepPart, float], encoding: str, step_s: float | None) -> Text:
+def _legend(shares: dict[StepPart, float], step_s: float | None) -> Text:
     text = Text()
     if step_s is not None:
-        text.append(f"step {1000 * step_s:.3g} ms: ")
-    utf = wording.is_utf(encoding)
+        text.append(f"step {wording.short_time(step_s)}: ")
     for part, portion in sorted(shares.items(), key=lambda item: -item[1]):
         colour, letter = _PART_LOOKS[part]
         name = part.value.replace("_", " ")
-        text.append("" if utf else f"[{letter}] ", style=colour)
-        text.append(f"{name} {wording.share(portion)}  ", style=colour)
+        text.append(f"{letter} {name} {wording.share(portion)}  ", style=colour)
     return text
 
 
 def _kept(state: RunState) -> str:
-    if state.checkpoint is None:
-        text = "nothing saved yet"
-    else:
-        size = wording.num_bytes(state.checkpoint.bytes)
-        text = f"saved step {wording.count(state.checkpoint.step)} ({size})"
+    text = "nothing saved yet" if state.checkpoint is None else saved_text(state.checkpoint)
     if state.num_skipped:
         text += f" · {wording.plural(state.num_skipped, 'bad sample')} skipped"
     return text

@@ -13,8 +13,8 @@ from typing import Final, Protocol, TextIO
 from drivetrain.report.plain import PlainScreen
 from drivetrain.report.state import RunState
 from drivetrain.spec.run_dir import RunDir
-from drivetrain.telemetry.events import RunStarted, StepEvent
-from drivetrain.telemetry.reader import EventTail
+from drivetrain.telemetry.events import EvalEvent, RunStarted, StepEvent
+from drivetrain.telemetry.reader import EventTail, read_events
 
 _POLL_INTERVAL_S: Final = 0.1
 _DRAIN_TIMEOUT_S: Final = 5.0
@@ -34,30 +34,40 @@ class ProgressDisplay:
         with ProgressDisplay(run_dir) as display:
             launch(request, on_line=display.line)
 
-    Enter it before the ranks start: what stands in the run directory already belongs to an earlier start and
-    is not shown. On leaving, also by an exception, everything written is read and the last state drawn. A
-    display that fails says so once and never ends the run.
+    Enter it before the ranks start: what stands in the run directory already belongs to an earlier start, of
+    which only the evaluations are taken, for the best so far. On leaving, also by an exception, everything
+    written is read and the last state drawn. A display that fails says so once and never ends the run.
 
     Args:
         stream: where to draw; stderr by default, since progress is not a result.
         force_plain: True for lines, False for the live panel; None takes the panel on a terminal.
+        num_ranks: how many ranks are being started, to be shown until they say so themselves.
     """
 
     def __init__(
-        self, run_dir: RunDir, *, stream: TextIO | None = None, force_plain: bool | None = None
+        self,
+        run_dir: RunDir,
+        *,
+        stream: TextIO | None = None,
+        force_plain: bool | None = None,
+        num_ranks: int | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._stream = stream if stream is not None else sys.stderr
         self._plain = PlainScreen(self._stream, str(run_dir.path))
         self._force_plain = force_plain
         self._screen: _Screen = self._plain
-        self._state = RunState()
+        self._state = RunState(expected_ranks=num_ranks)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._last_step_s = time.monotonic()
 
     def __enter__(self) -> ProgressDisplay:
         self._tail = EventTail(self._run_dir, from_end=True)
+        self._last_step_s = time.monotonic()
+        with contextlib.suppress(OSError):  # a first start has no events yet
+            earlier = read_events(self._run_dir.rank_events(0), kinds={RunStarted, EvalEvent})
+            self._state.remember(earlier)
         if not self._wants_plain():
             # rich takes 0.1 s to import: only where it draws.
             from drivetrain.report.live import LiveScreen
@@ -88,16 +98,18 @@ class ProgressDisplay:
             return True
 
     def _follow(self) -> None:
+        failure = None
         try:
             self._draw_until_stopped()
             self._drain()
             self._update(is_last=True)
         except Exception as error:  # noqa: BLE001  a display must never be why a run ends
-            self._plain.raw(f"the progress display failed and stays off: {type(error).__name__}: {error}")
-        finally:
-            screen, self._screen = self._screen, self._plain
-            with contextlib.suppress(OSError, ValueError):  # the terminal has gone
-                screen.stop()
+            failure = f"the progress display failed and stays off: {type(error).__name__}: {error}"
+        screen, self._screen = self._screen, self._plain
+        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+            screen.stop()
+        if failure is not None:
+            self._plain.raw(failure)
 
     def _draw_until_stopped(self) -> None:
         while not self._stop.is_set():
@@ -128,5 +140,5 @@ class ProgressDisplay:
 
     def _update(self, *, is_last: bool = False) -> None:
         now_s = time.monotonic()
-        stalled_s = now_s - self._last_step_s if self._state.started is not None else 0.0
+        stalled_s = now_s - self._last_step_s
         self._screen.update(self._state, now_s=now_s, stalled_s=stalled_s, is_last=is_last)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from drivetrain.report.last_words import LastWords
+from drivetrain.report.loss import SmoothedLoss
 from drivetrain.report.throughput import PartSums, RankStep, Rates, Throughput
 from drivetrain.report.wording import lower_is_better, main_metric
 from drivetrain.spec.parts import StepPart
@@ -23,34 +26,8 @@ from drivetrain.telemetry.events import (
     StepEvent,
 )
 
-_SMOOTHING: Final = 0.95
 _PARTS_WINDOW_STEPS: Final = 50
 _MOST_MESSAGES: Final = 200
-
-
-class SmoothedLoss:
-    """An exponential mean without the bias of its start. A loss that is not finite is shown as it is."""
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._weight = 0.0
-        self._last = math.nan
-        self._last_step = -1
-
-    def add(self, step: int, loss: float | None) -> None:
-        """A step that came before is not taken twice (it may arrive from its rank and from the cluster)."""
-        if loss is None or step <= self._last_step:
-            return
-        self._last, self._last_step = loss, step
-        if math.isfinite(loss):
-            self._sum = _SMOOTHING * self._sum + (1 - _SMOOTHING) * loss
-            self._weight = _SMOOTHING * self._weight + (1 - _SMOOTHING)
-
-    @property
-    def value(self) -> float | None:
-        if self._last_step < 0:
-            return None
-        return self._sum / self._weight if math.isfinite(self._last) and self._weight else self._last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +44,23 @@ class RunState:
     since the start and forgets evaluations of steps that are done again.
 
     Run-wide facts are taken from the lowest rank seen: another machine may not see rank 0's file.
+
+    Attributes:
+        started: what was last announced, maybe by an earlier start; see `has_begun`.
+        ended: how this start ended.
+        new_eval: the last evaluation that came as an event, not from `remember`.
+        expected_ranks: how many ranks are being launched, where the launcher has said so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, expected_ranks: int | None = None) -> None:
         self.headers: dict[int, Header] = {}
+        self.expected_ranks = expected_ranks
         self.started: RunStarted | None = None
+        self.has_begun = False
         self.ended: RunEnded | None = None
         self.evals: list[EvalEvent] = []
+        self.new_eval: EvalEvent | None = None
+        self.last_words = LastWords()
         self.checkpoint: CheckpointEvent | None = None
         self.num_skipped = 0
         self.first_skipped: list[SkippedSampleEvent] = []
@@ -86,6 +73,7 @@ class RunState:
         self.position: int | None = None
         self.loss = SmoothedLoss()
         self.lr: float | None = None
+        self.peak_lr: float | None = None
         self.grad_norm: float | None = None
         self.eval_s = 0.0
         self.checkpoint_s = 0.0
@@ -105,7 +93,35 @@ class RunState:
     def world_size(self) -> int | None:
         if self.started is not None:
             return self.started.world_size
-        return next((header.world_size for header in self.headers.values()), None)
+        return next((header.world_size for header in self.headers.values()), self.expected_ranks)
+
+    @property
+    def joined_ranks(self) -> list[int]:
+        """The ranks that have found each other since the last restart."""
+        newest = max((header.restart for header in self.headers.values()), default=0)
+        return sorted(rank for rank, header in self.headers.items() if header.restart == newest)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether this start has done a step."""
+        return self.has_begun and self.step >= self.first_step
+
+    @property
+    def nothing_was_left(self) -> bool:
+        """Whether this start found all steps done by an earlier one."""
+        return (
+            self.has_begun
+            and self.started is not None
+            and 0 < self.started.total_steps <= self.started.start_step
+        )
+
+    @property
+    def end_status(self) -> str | None:
+        """As `RunEnded.status`, or "interrupted"; None while the run has not said how it ended."""
+        if self.ended is None:
+            return None
+        is_interrupt = self.ended.status == "failed" and self.ended.reason == "KeyboardInterrupt"
+        return "interrupted" if is_interrupt else self.ended.status
 
     @property
     def epoch(self) -> float | None:
@@ -165,10 +181,19 @@ class RunState:
             self._num_messages_dropped = 0
         return taken
 
+    def remember(self, events: Iterable[Event]) -> None:
+        """Takes the evaluations of earlier starts from rank 0's `events`, and nothing else."""
+        for event in events:
+            if isinstance(event, EvalEvent):
+                self._add_eval(event)
+            elif isinstance(event, RunStarted):
+                self._forget_evals_after(event.start_step)
+
     def apply(self, event: Event) -> None:
+        self.last_words.add(event)
         match event:
             case Header():
-                self.headers[event.rank] = event
+                self._apply_header(event)
             case RunStarted() if event.rank == self.lead_rank:
                 self._apply_started(event)
             case StepEvent():
@@ -176,11 +201,14 @@ class RunState:
             case ClusterStep():
                 self._apply_cluster(event)
             case EvalEvent():
-                self.evals = [*(item for item in self.evals if item.step < event.step), event]
+                self._add_eval(event)
+                self.new_eval = event
+                self._advance_to(event.step)
                 self.eval_s += event.seconds
                 self.throughput.pause_at(event.step, counts_in_step=False)
             case CheckpointEvent():
                 self.checkpoint = event
+                self._advance_to(event.step)
                 self.checkpoint_s += event.seconds
                 self.throughput.pause_at(event.step, counts_in_step=True)
             case SkippedSampleEvent():
@@ -195,10 +223,31 @@ class RunState:
                 self.ended = event
                 self.step = max(self.step, event.step)
 
+    def _apply_header(self, event: Header) -> None:
+        self.headers[event.rank] = event
+        if event.rank != self.lead_rank:
+            return
+        self.headers = {rank: header for rank, header in self.headers.items() if rank < event.world_size}
+        self.has_begun = False
+        self.ended = None
+
+    def _add_eval(self, event: EvalEvent) -> None:
+        self.evals = [*(item for item in self.evals if item.step < event.step), event]
+
+    def _forget_evals_after(self, step: int) -> None:
+        self.evals = [item for item in self.evals if item.step <= step]
+
+    def _advance_to(self, step: int) -> None:
+        """An evaluation or a checkpoint proves steps done whose own events are still on their way."""
+        if self.started is not None and self.position is not None and step > self.step:
+            self.position += (step - self.step) * self.started.global_batch
+        self.step = max(self.step, step)
+
     def _apply_started(self, event: RunStarted) -> None:
         self.started = event
+        self.has_begun = True
         self.ended = None
-        self.evals = [item for item in self.evals if item.step <= event.start_step]
+        self._forget_evals_after(event.start_step)
         if self.checkpoint is not None and self.checkpoint.step > event.start_step:
             self.checkpoint = None
         self._begin(event.start_step)
@@ -213,10 +262,12 @@ class RunState:
             self.throughput.add(event.rank, event.step, seen)
         if event.rank != self.lead_rank:
             return
-        self.step = max(self.step, event.step)
-        self.position = event.position
+        if event.step >= self.step:
+            self.step, self.position = event.step, event.position
         self.loss.add(event.step, event.loss)
-        self.lr = event.lr if event.lr is not None else self.lr
+        if event.lr is not None:
+            self.lr = event.lr
+            self.peak_lr = max(event.lr, self.peak_lr or 0.0)
         self.grad_norm = event.grad_norm
         if event.step_s is not None:
             self.step_s += event.step_s

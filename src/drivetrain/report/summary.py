@@ -3,171 +3,189 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from drivetrain.report import wording
-from drivetrain.report.plain import eval_text
+from drivetrain.report.advice import resume_command, try_next
+from drivetrain.report.divergence import divergence
+from drivetrain.report.layout import Layout
+from drivetrain.report.phrases import data_wait_verdict, metrics_text, nothing_left_text
 from drivetrain.report.state import RunState
-from drivetrain.report.throughput import Rates
-from drivetrain.spec.exit_codes import ExitCode
+from drivetrain.report.this_start import asked_name, belongs_to, last_complete, read_state, status_of
 from drivetrain.spec.outcome import Outcome
 from drivetrain.spec.parts import StepPart
 from drivetrain.spec.run_dir import RunDir, step_of_checkpoint
-from drivetrain.telemetry.events import Event, Header, RunEnded, SkippedSampleEvent
-from drivetrain.telemetry.reader import read_events
+from drivetrain.telemetry.events import RunEnded
 
-_INPUT_BOUND: Final = 0.20
-_INPUT_FELT: Final = 0.05
+__all__ = ["resume_command", "summarise"]
+
 _MOST_RANKS: Final = 8
-# Of a long run only the last steps are read, about 70,000 of them in 4 s; the rest of its events in full.
-_MOST_STEP_BYTES: Final = 16 << 20
-_LABEL_WIDTH: Final = 10
+_VERBS: Final = {
+    "done": "is done",
+    "stopped": "was stopped",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+}
+# A label and its text; a further line of the same has no label.
+_Rows = list[tuple[str, str]]
 
 
-def summarise(run_dir: RunDir, outcome: Outcome | None) -> str:
+def summarise(run_dir: RunDir, outcome: Outcome | None, *, width: int | None = None) -> str:
     """The closing text, without a newline at its end. Reads the run directory only.
+
+    A start that ended before its first step says why, what is safe and how to go on; what an earlier start
+    came to is not its own.
 
     Args:
         outcome: how the job ended; None for a run without a launcher, whose last event tells then.
+        width: columns to lay it out in; None takes the terminal's.
     """
-    state = _read(run_dir)
-    status = _status(state, outcome)
-    saved = _last_complete(run_dir)
-    blocks = [[_headline(state, outcome, status)]]
-    if status != "failed" or state.evals:
-        blocks.append([*_result(state), *_speed(state), *_time(state), *_input(state)])
-    blocks.append([*_skipped(state), *([] if status == "done" else _safe(state, saved))])
-    blocks.append(_look_at(run_dir, saved))
-    blocks.append(_try_next(state, run_dir, status, saved))
+    layout = Layout(width=width if width is not None else shutil.get_terminal_size().columns)
+    state = read_state(run_dir)
+    is_own = belongs_to(state, outcome)
+    end = _End(
+        run_dir=run_dir,
+        outcome=outcome,
+        state=state,
+        is_own=is_own,
+        status=status_of(state, outcome, is_own=is_own),
+        saved=last_complete(run_dir),
+    )
+    has_own_results = end.status == "done" or (is_own and state.has_trained)
+    blocks = _whole(end, layout) if has_own_results else _before_first_step(end, layout)
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def resume_command(run_dir: RunDir) -> str:
-    """The command that goes on with this run where its last complete checkpoint stands."""
-    path = shlex.quote(str(run_dir.path))
-    return f"drivetrain train {shlex.quote(str(run_dir.config))} --output {path} --resume auto"
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """What is known of how a start ended; `is_own`: the events that `state` folds last are this start's."""
+
+    run_dir: RunDir
+    outcome: Outcome | None
+    state: RunState
+    is_own: bool
+    status: str
+    saved: Path | None
+
+    @property
+    def ended(self) -> RunEnded | None:
+        return self.state.ended if self.is_own else None
 
 
-def data_wait_verdict(rates: Rates) -> str:
-    """A sentence on whether the input sets the pace."""
-    part = rates.data_wait_share
-    if part is None:
-        return "data wait is not known: no step was timed"
-    worst = max(
-        ((item.data_wait_share, rank) for rank, item in rates.per_rank.items() if item.data_wait_share),
-        default=None,
-    )
-    uneven = ""
-    if worst is not None and worst[0] - part > 0.10:
-        uneven = f", rank {worst[1]} most ({wording.share(worst[0])})"
-    if part >= _INPUT_BOUND:
-        return f"input-bound: the ranks stood waiting for data {wording.share(part)} of the time{uneven}"
-    if part >= _INPUT_FELT:
-        return f"the input costs some speed: {wording.share(part)} of the time was data wait{uneven}"
-    return f"not input-bound: data wait was {wording.share(part)} of the time{uneven}"
+def _whole(end: _End, layout: Layout) -> list[list[str]]:
+    state, is_done = end.state, end.status == "done"
+    growth = divergence(state) if state.has_trained else []
+    has_diverged = bool(growth)
+    head = [] if is_done else _reason(end)
+    head += [("diverged" if index == 0 else "", text) for index, text in enumerate(growth)]
+    measured = [*_speed(state), *_time(state), *_input(state)] if state.has_trained else []
+    kept = [*_skipped(state), *([] if is_done else _safe(state.step, end.saved))]
+    offers = try_next(state, end.run_dir, is_done=is_done, saved=end.saved, has_diverged=has_diverged)
+    return [
+        [*layout.headline(_headline(end, has_diverged=has_diverged)), *_laid(head, layout)],
+        _laid([*_result(state, has_diverged=has_diverged), *measured], layout),
+        _laid(kept, layout),
+        layout.table("look at", _look_at(end.run_dir, end.saved)),
+        layout.commands("try next", offers),
+    ]
 
 
-def _read(run_dir: RunDir) -> RunState:
-    """Rank 0 tells for all, but each rank names its own bad samples."""
-    state = RunState()
-    paths = sorted(run_dir.events.glob("rank-*.jsonl"))
-    for path in paths[:1]:
-        for event in read_events(path, steps_from_byte=path.stat().st_size - _MOST_STEP_BYTES):
-            state.apply(event)
-    for path in paths[1:]:
-        if state.cluster_is_seen:
-            events: Iterator[Event] = read_events(path, kinds={Header, SkippedSampleEvent})
-        else:
-            events = _without_earlier_steps(path)
-        for event in events:
-            state.apply(event)
-    return state
+def _before_first_step(end: _End, layout: Layout) -> list[list[str]]:
+    state = end.state
+    own_name = state.started.name if end.is_own and state.has_begun and state.started is not None else None
+    name = own_name or asked_name(end.run_dir) or "The run"
+    offers = try_next(state, end.run_dir, is_done=False, saved=end.saved, has_diverged=False)
+    return [
+        [
+            *layout.headline(f"{name} {_verb(end.status)} before its first step{_took(end)}"),
+            *_laid(_reason(end), layout),
+        ],
+        _laid(_safe(None, end.saved), layout),
+        layout.commands("try next", offers),
+    ]
 
 
-def _without_earlier_steps(path: Path) -> Iterator[Event]:
-    """A rank's bad samples, and of the rest what it wrote since its last start."""
-    num_starts = sum(1 for _ in read_events(path, kinds={Header}))
-    for event in read_events(path):
-        num_starts -= isinstance(event, Header)
-        if num_starts == 0 or isinstance(event, SkippedSampleEvent):
-            yield event
+def _laid(rows: _Rows, layout: Layout) -> list[str]:
+    return [line for label, text in rows for line in layout.row(label, text)]
 
 
-def _status(state: RunState, outcome: Outcome | None) -> str:
-    if outcome is not None and outcome.exit_code == ExitCode.PREEMPTED:
-        return "stopped"
-    if outcome is not None and outcome.exit_code != ExitCode.DONE:
-        return "failed"
-    if state.ended is not None:
-        return state.ended.status
-    return "done" if outcome is not None else "not known"
+def _verb(status: str) -> str:
+    return _VERBS.get(status, "has not said how it ended")
 
 
-def _headline(state: RunState, outcome: Outcome | None, status: str) -> str:
-    name = state.started.name if state.started is not None else "The run"
-    verb = {"done": "is done", "stopped": "was stopped", "failed": "failed"}.get(
-        status, "has not said how it ended"
-    )
-    if state.started is None:
-        text = f"{name} {verb} before it had begun to train"
-    else:
-        total = wording.count(state.started.total_steps)
-        text = f"{name} {verb}: step {wording.count(state.step)} of {total}"
-        if state.epoch is not None:
-            text += f", epoch {state.epoch:.2f}"
-    if state.ended is not None:
-        text += f", {wording.duration(state.ended.seconds)}"
+def _headline(end: _End, *, has_diverged: bool) -> str:
+    state, started = end.state, end.state.started
+    verb = "ended, but its training diverged" if has_diverged and end.status == "done" else _verb(end.status)
+    if started is None:
+        return f"{asked_name(end.run_dir) or 'The run'} {verb}{_took(end)}"
+    if state.nothing_was_left:
+        return f"{started.name} {verb}; {nothing_left_text(state)}"
+    where = f"step {wording.count(state.step)}"
+    if started.total_steps > 0:
+        where += f" of {wording.count(started.total_steps)}"
+    if state.epoch is not None:
+        where += f", epoch {state.epoch:.2f}"
+    return f"{started.name} {verb}: {where}{_took(end)}"
+
+
+def _took(end: _End) -> str:
+    text, outcome = "", end.outcome
+    if end.ended is not None:
+        text = f", {wording.duration(end.ended.seconds)}"
     elif outcome is not None:
-        text += f", {wording.duration(outcome.ended_wall_s - outcome.started_wall_s)}"
+        text = f", {wording.duration(outcome.ended_wall_s - outcome.started_wall_s)}"
     if outcome is not None and outcome.restarts:
         text += f", {wording.plural(outcome.restarts, 'restart')}"
-    reason = _reason(state.ended, outcome) if status != "done" else ""
-    return f"{text}\n{_row('reason', reason)}" if reason else text
+    return text
 
 
-def _reason(ended: RunEnded | None, outcome: Outcome | None) -> str:
-    failure = outcome.earliest_failure if outcome is not None else None
-    if failure is None:
-        return ended.reason if ended is not None else ""
-    how = f"signal {failure.signal}" if failure.signal is not None else f"exit code {failure.exit_code}"
-    text = f"rank {failure.rank} on {failure.host} ended first, with {how}"
-    return f"{text}: {failure.message}" if failure.message else text
+def _reason(end: _End) -> _Rows:
+    failure = end.outcome.earliest_failure if end.outcome is not None else None
+    if failure is not None:
+        how = f"signal {failure.signal}" if failure.signal is not None else f"exit code {failure.exit_code}"
+        text = f"rank {failure.rank} on {failure.host} ended first, with {how}"
+        return [("reason", f"{text}: {failure.message}" if failure.message else text)]
+    if end.outcome is not None and end.outcome.error:
+        return [("reason", end.outcome.error)]
+    return [("reason", end.ended.reason)] if end.ended is not None and end.ended.reason else []
 
 
-def _result(state: RunState) -> list[str]:
+def _result(state: RunState, *, has_diverged: bool) -> _Rows:
     if state.last_eval is None:
         loss = state.loss.value
-        return [] if loss is None else [_row("result", f"training loss {loss:.4g}; nothing was evaluated")]
-    text = eval_text(state).removeprefix("eval ")
-    on = f"on {wording.count(state.last_eval.num_samples)} held-out samples after step {state.last_eval.step}"
-    return [_row("result", f"{text}, {on}")]
+        return [] if loss is None else [("result", f"training loss {loss:.4g}; nothing was evaluated")]
+    text = metrics_text(state, praise=not has_diverged)
+    samples = wording.count(state.last_eval.num_samples)
+    step = wording.count(state.last_eval.step)
+    return [("result", f"{text}, on {samples} held-out samples after step {step}")]
 
 
-def _speed(state: RunState) -> list[str]:
+def _speed(state: RunState) -> _Rows:
     rates = state.throughput.whole()
     unit = state.started.sample_unit if state.started is not None else "samples"
     if rates.samples_per_s is None:
-        return [_row("speed", "not known: too few steps, or not all ranks, were timed")]
-    lines = [
-        _row(
+        return [("speed", "not known: too few steps, or not all ranks, were timed")]
+    lines: _Rows = [
+        (
             "speed",
             f"{wording.rate(rates.samples_per_s)} {unit}/s in all, over {rates.num_steps} usual steps",
         )
     ]
     speeds = {r: item.samples_per_s for r, item in rates.per_rank.items() if item.samples_per_s is not None}
     if 1 < len(speeds) <= _MOST_RANKS:
-        lines.append(_row("", "by rank " + " · ".join(f"{r}: {wording.rate(v)}" for r, v in speeds.items())))
+        lines.append(("", "by rank " + " · ".join(f"{r}: {wording.rate(v)}" for r, v in speeds.items())))
     elif len(speeds) > _MOST_RANKS:
         slow, fast = min(speeds, key=lambda r: speeds[r]), max(speeds, key=lambda r: speeds[r])
         ends = (("slowest", slow), ("fastest", fast))
-        lines.append(_row("", ", ".join(f"{word} rank {r}: {wording.rate(speeds[r])}" for word, r in ends)))
+        lines.append(("", ", ".join(f"{word} rank {r}: {wording.rate(speeds[r])}" for word, r in ends)))
     return lines
 
 
-def _time(state: RunState) -> list[str]:
-    lines = []
+def _time(state: RunState) -> _Rows:
+    lines: _Rows = []
     if state.step_s > 0 and state.num_steps_read == state.step - state.first_step + 1:
         checkpoint_in_steps_s = state.part_sums.seconds.get(StepPart.CHECKPOINT, 0.0)
         pieces = [
@@ -180,7 +198,7 @@ def _time(state: RunState) -> list[str]:
                 state.ended.seconds - state.step_s - state.eval_s - state.checkpoint_s + checkpoint_in_steps_s
             )
             pieces.append(f"start and the rest {wording.duration(max(rest_s, 0.0))}")
-        lines.append(_row("time", ", ".join(pieces)))
+        lines.append(("time", ", ".join(pieces)))
     shares = state.part_sums.shares()
     if shares:
         largest_first = sorted(shares.items(), key=lambda item: -item[1])
@@ -188,46 +206,35 @@ def _time(state: RunState) -> list[str]:
             f"{part.value.replace('_', ' ')} {wording.share(value)}" for part, value in largest_first
         )
         label = "" if lines else "time"
-        lines.append(_row(label, f"of a step: {text}"))
+        lines.append((label, f"of a step: {text}"))
     return lines
 
 
-def _input(state: RunState) -> list[str]:
-    return [_row("input", data_wait_verdict(state.throughput.whole()))] if state.step_s > 0 else []
+def _input(state: RunState) -> _Rows:
+    return [("input", data_wait_verdict(state.throughput.whole()))] if state.step_s > 0 else []
 
 
-def _skipped(state: RunState) -> list[str]:
+def _skipped(state: RunState) -> _Rows:
     if not state.num_skipped:
         return []
-    lines = [_row("skipped", wording.plural(state.num_skipped, "bad sample") + ", counted with weight 0:")]
-    lines += [_row("", f"{item.source} ({item.reason}), step {item.step}") for item in state.first_skipped]
+    rows = [("skipped", wording.plural(state.num_skipped, "bad sample") + ", counted with weight 0:")]
+    rows += [("", f"{item.source} ({item.reason}), step {item.step}") for item in state.first_skipped]
     more = state.num_skipped - len(state.first_skipped)
-    return [*lines, _row("", f"and {more} more in the events")] if more else lines
+    return [*rows, ("", f"and {more} more in the events")] if more else rows
 
 
-def _last_complete(run_dir: RunDir) -> Path | None:
-    """The checkpoint that was completed last, or else the complete one of the highest step."""
-    if (run_dir.latest / "COMPLETE").exists():
-        return run_dir.latest.resolve()
-    complete = [
-        (step, path)
-        for path in (run_dir.checkpoints.iterdir() if run_dir.checkpoints.is_dir() else ())
-        if (step := step_of_checkpoint(path)) is not None and (path / "COMPLETE").exists()
-    ]
-    return max(complete)[1] if complete else None
-
-
-def _safe(state: RunState, saved: Path | None) -> list[str]:
+def _safe(step: int | None, saved: Path | None) -> _Rows:
+    """What is not lost; `step`: how far this start came."""
     if saved is None:
-        return [_row("safe", "nothing: no complete checkpoint was written")]
-    step = step_of_checkpoint(saved)
-    assert step is not None
-    lost = state.step - step
+        return [("safe", "nothing: no complete checkpoint was written")]
+    saved_step = step_of_checkpoint(saved)
+    assert saved_step is not None
+    lost = step - saved_step if step is not None else 0
     after = f"; {wording.plural(lost, 'step')} after it must be done again" if lost > 0 else ""
-    return [_row("safe", f"the checkpoint of step {wording.count(step)}{after}")]
+    return [("safe", f"the checkpoint of step {wording.count(saved_step)}{after}")]
 
 
-def _look_at(run_dir: RunDir, saved: Path | None) -> list[str]:
+def _look_at(run_dir: RunDir, saved: Path | None) -> _Rows:
     tensorboard = f"tensorboard --logdir {shlex.quote(str(run_dir.tensorboard))}"
     offers = [
         (run_dir.logs.is_dir(), f"{run_dir.logs}/", "what each rank printed"),
@@ -236,71 +243,4 @@ def _look_at(run_dir: RunDir, saved: Path | None) -> list[str]:
         (run_dir.tensorboard.is_dir(), tensorboard, "the same as curves"),
         (saved is not None and run_dir.latest.exists(), f"{run_dir.latest}/", "the last complete checkpoint"),
     ]
-    return _table("look at", [(what, why) for is_there, what, why in offers if is_there])
-
-
-def _try_next(state: RunState, run_dir: RunDir, status: str, saved: Path | None) -> list[str]:
-    """Commands that fit what was seen; only such as exist."""
-    offers: list[tuple[str, str]] = []
-    started = state.started
-    if status != "done":
-        if saved is not None:
-            offers.append(("go on from the checkpoint", resume_command(run_dir)))
-        return _commands(offers)
-    if saved is not None:
-        command = f"drivetrain export {shlex.quote(str(run_dir.path))}"
-        offers.append(("write the weights as safetensors", command))
-    if started is None:
-        return _commands(offers)
-    again = f"drivetrain train {shlex.quote(str(run_dir.config))} --output"
-    wait = state.throughput.whole().data_wait_share
-    if wait is not None and wait >= _INPUT_BOUND:
-        now = f" (now {started.loader})" if started.loader else ""
-        command = f"{again} {_beside(run_dir, 'workers')} --workers NUMBER"
-        offers.append((f"give the input more workers{now}", command))
-    elif _fits_more_processes(state):
-        num = 2 * started.world_size
-        command = f"{again} {_beside(run_dir, f'{num}-processes')} --nproc-per-node {num}"
-        offers.append((f"the same batches on {num} processes, if there are as many devices", command))
-    if started.num_samples > 0:
-        epochs = started.total_steps * started.global_batch / started.num_samples
-        # Anew, not resumed: a schedule is drawn over the whole run.
-        command = (
-            f"{again} {_beside(run_dir, 'longer')} --max-steps null --epochs {max(round(2 * epochs), 1)}"
-        )
-        offers.append(("train twice as long, anew", command))
-    return _commands(offers)
-
-
-def _fits_more_processes(state: RunState) -> bool:
-    """One machine, a global batch that gives each of twice the ranks a sample, and GPUs; processes that share
-    a machine's CPUs already get no faster by being more, unless there is only one."""
-    started = state.started
-    hosts = {header.host for header in state.headers.values()}
-    if started is None or len(hosts) != 1 or started.global_batch < 2 * started.world_size:
-        return False
-    return started.world_size == 1 or all(device.startswith("cuda") for device in started.devices)
-
-
-def _beside(run_dir: RunDir, suffix: str) -> str:
-    return shlex.quote(str(run_dir.path.with_name(f"{run_dir.path.name}-{suffix}")))
-
-
-def _row(label: str, text: str) -> str:
-    return f"{label:<{_LABEL_WIDTH}}{text}"
-
-
-def _commands(offers: list[tuple[str, str]]) -> list[str]:
-    """Each command on a line of its own below what it is for, to be copied."""
-    lines = []
-    for index, (purpose, command) in enumerate(offers):
-        lines += [_row("try next" if index == 0 else "", f"{purpose}:"), _row("", f"  {command}")]
-    return lines
-
-
-def _table(label: str, rows: list[tuple[str, str]]) -> list[str]:
-    width = min(max((len(what) for what, _ in rows), default=0), 60)
-    return [
-        _row(label if index == 0 else "", f"{what:<{width}}  # {why}")
-        for index, (what, why) in enumerate(rows)
-    ]
+    return [(what, why) for is_there, what, why in offers if is_there]

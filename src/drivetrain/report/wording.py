@@ -20,6 +20,7 @@ _ASCII: Final = str.maketrans(
         "”": '"',
         "’": "'",
         "█": "#",
+        "░": "-",
     }
 )
 _LOWER_IS_BETTER: Final = ("loss", "error", "err", "perplexity", "ppl", "mse", "mae")
@@ -54,6 +55,18 @@ def clock_time(seconds: float) -> str:
     if days:
         return f"{days} d {hour:02d}:{minute:02d}"
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+
+
+def short_time(seconds: float) -> str:
+    """What one step takes: 0.412 ms, 52.1 ms, 5.28 s, 2:05; three digits, in the unit that fits."""
+    if seconds >= 99.95:
+        return duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
+
+
+def step_of(step: int, total_steps: int) -> str:
+    """step 12/180; without the total where the run has no end of its own."""
+    return f"step {count(step)}/{count(total_steps)}" if total_steps > 0 else f"step {count(step)}"
 
 
 def count(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import os
@@ -14,13 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from simulated_run import Simulation, open_writer
 
+from drivetrain.report.panel import panel
 from drivetrain.report.plain import PlainScreen
 from drivetrain.report.progress import ProgressDisplay
 from drivetrain.report.state import RunState
+from drivetrain.report.summary import summarise
 from drivetrain.spec.run_dir import RunDir
-from drivetrain.telemetry.events import Event, MessageEvent, RunEnded
+from drivetrain.telemetry.events import (
+    CheckpointEvent,
+    EvalEvent,
+    Event,
+    MessageEvent,
+    RunEnded,
+    StepEvent,
+)
 
 
 class Terminal(io.TextIOWrapper):
@@ -59,12 +70,12 @@ def test_plain_lines_tell_where_what_and_how_it_went(tmp_path: Path) -> None:
     assert "  micro-batch 4 × 1 accumulated → 3 or 4 per rank × 2 ranks = global batch 7" in lines
     assert "  loader: 1 worker a rank: 2 CPUs, 2 ranks" in lines
     assert "  precision auto → fp32: no GPU" in lines
+    assert "eval after step 40: accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in lines
+    assert "saved step 40 (120.6 KiB)" in lines
     last = lines[-1]
     assert last.startswith("step 40/40 · epoch 4.00 · loss 0.0")
-    assert "eval accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in last
     assert "700 img/s (by rank 400 300) · data wait 10 %" in last
-    assert "done after 0:12" in last
-    assert last.endswith("saved step 40")
+    assert last.endswith("done after 0:12")
 
 
 def test_plain_lines_are_never_more_than_one_a_second_in_a_short_run(tmp_path: Path) -> None:
@@ -76,6 +87,8 @@ def test_plain_lines_are_never_more_than_one_a_second_in_a_short_run(tmp_path: P
     status = [line for line in stream.getvalue().splitlines() if line.startswith("step ")]
     # The last state is drawn whenever it comes.
     assert 1 <= len(status) <= elapsed_s + 2
+    evaluations = [line for line in stream.getvalue().splitlines() if line.startswith("eval ")]
+    assert 1 <= len(evaluations) <= elapsed_s + 2
 
 
 def test_plain_lines_come_every_two_seconds_at_first_and_every_minute_later() -> None:
@@ -112,10 +125,116 @@ def test_a_run_that_stands_still_is_said_and_less_and_less_often() -> None:
     assert len(told) == 5
 
 
+def feed(screen: PlainScreen, state: RunState, events: list[Event], now_s: float, **more: Any) -> None:
+    for event in events:
+        state.apply(dataclasses.replace(event, rank=max(event.rank, 0)))
+    screen.update(state, now_s=now_s, stalled_s=0.0, **more)
+
+
+def test_every_line_has_one_step_and_no_step_is_told_twice() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, total_steps=30)
+    steps = [event for event in source.rank_events(0) if isinstance(event, StepEvent)]
+    evaluation = EvalEvent(step=30, epoch=3.0, num_samples=9, metrics={"accuracy": 0.5}, seconds=1.0)
+    saved = CheckpointEvent(step=30, path="x", seconds=0.1, bytes=2048)
+    feed(screen, state, [source.header(0), source.started()], 0.0)
+    feed(screen, state, [*steps[:28], evaluation], 10.0)  # the last two steps' own events are on their way
+    feed(screen, state, steps[28:], 20.0)
+    feed(screen, state, [saved], 30.0)
+    feed(screen, state, [RunEnded(status="done", step=30, seconds=31.0)], 40.0)
+    feed(screen, state, [], 41.0, is_last=True)
+    told = stream.getvalue().splitlines()
+    told = told[told.index("  writes to run") + 1 :]
+    assert told[0] == "eval after step 30: accuracy 50.00 %"
+    assert told[1].startswith("step 30/30 · epoch 3.00 · loss 0.0")
+    assert told[2:] == ["saved step 30 (2.0 KiB)", "done after 0:31 at step 30/30"]
+
+
+def test_a_run_with_nothing_left_to_do_says_so_in_lines_and_in_the_panel() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, total_steps=8, start_step=12)
+    feed(screen, state, [source.header(0), source.started()], 0.0)
+    feed(screen, state, [RunEnded(status="done", step=12, seconds=1.0)], 1.0, is_last=True)
+    last = stream.getvalue().splitlines()[-1]
+    assert last == "nothing was left to do: 8 steps asked for, 12 done before"
+    assert "12/8" not in stream.getvalue()
+    assert last in shown_panel(state)
+
+
+def shown_panel(state: RunState, *, width: int = 150, **more: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(panel(state, width=width, encoding="utf-8", **{"stalled_s": 0.0, **more}))
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO from above
+    return str(text)
+
+
+def test_before_the_first_step_both_displays_say_what_is_waited_for() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState(expected_ranks=2)
+    source = Simulation(run_dir=RunDir(Path("run")))
+    screen.update(state, now_s=0.0, stalled_s=0.0)
+    assert stream.getvalue() == "", "a start of a few seconds needs no words"
+    expected = "waiting for the ranks to start (0 of 2 have; importing torch takes some seconds)"
+    screen.update(state, now_s=6.0, stalled_s=6.0)
+    screen.update(state, now_s=7.0, stalled_s=7.0)
+    assert expected in shown_panel(state, stalled_s=7.0)
+    state.apply(source.header(0))
+    screen.update(state, now_s=8.0, stalled_s=8.0)
+    assert "1 of 2 ranks have started; waiting for the rest: 1" in shown_panel(state)
+    state.apply(source.header(1))
+    screen.update(state, now_s=9.0, stalled_s=9.0)
+    assert "2 of 2 ranks started; next come the model" in shown_panel(state)
+    everyone = "2 of 2 ranks started; next come the model, the data and a checkpoint to resume from"
+    everyone += ", if there is one"
+    assert stream.getvalue().splitlines() == [
+        f"{expected}; 6.0 s so far",
+        "1 of 2 ranks have started; waiting for the rest: 1; 8.0 s so far",
+        f"{everyone}; 9.0 s so far",
+    ]
+    assert "(none has yet; importing torch" in shown_panel(RunState())
+
+
+def test_a_rank_that_was_stopped_is_named_while_no_step_comes() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")))
+    for rank, last in ((0, 58), (1, 57)):
+        state.apply(source.header(rank))
+        for event in source.rank_events(rank, 58):
+            if not isinstance(event, StepEvent) or event.step <= last:
+                state.apply(dataclasses.replace(event, rank=rank, wall_s=float(rank)))
+    screen.update(state, now_s=0.0, stalled_s=60.0)
+    text = "no step for 1:00; the last was step 58; heard of least recently: rank 1 (step 57)"
+    assert text in stream.getvalue().splitlines()
+    assert text in shown_panel(state, stalled_s=60.0)
+    narrow = re.sub(r"\W*│\W*", " ", shown_panel(state, width=50, stalled_s=60.0))
+    assert "heard of least recently: rank 1 (step 57" in narrow, "never cut off"
+    assert "no step for" not in shown_panel(state, stalled_s=60.0, is_last=True), "it has ended"
+
+
+def test_the_first_step_is_not_called_a_stall() -> None:
+    state = RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1)
+    for event in (source.header(0), source.started()):
+        state.apply(dataclasses.replace(event, rank=0))
+    shown = shown_panel(state, stalled_s=42.0)
+    assert "the first step has been under way for 0:42" in shown
+    assert "no step" not in shown
+
+
+@pytest.mark.parametrize(("step_s", "text"), [(5.28, "step 5.28 s: "), (0.0521, "step 52.1 ms: ")])
+def test_a_step_is_told_in_the_unit_that_fits(step_s: float, text: str) -> None:
+    state = RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, step_s=step_s)
+    for event in (source.header(0), *source.rank_events(0)):
+        state.apply(dataclasses.replace(event, rank=0))
+    assert text in shown_panel(state)
+
+
 def stamped(simulation: Simulation) -> Any:
     """The header and events of rank 0 as a reader gives them."""
-    import dataclasses
-
     yield simulation.header(0)
     for event in simulation.rank_events(0):
         yield dataclasses.replace(event, rank=0, mono_s=0.0, wall_s=0.0)
@@ -134,7 +253,7 @@ def test_messages_show_with_their_level(tmp_path: Path) -> None:
     assert "\nwarning: metrics sink wandb failed\ncompiled in 3.1 s\n" in stream.getvalue()
 
 
-def test_a_resumed_run_shows_nothing_of_its_earlier_start(tmp_path: Path) -> None:
+def test_a_resumed_run_shows_of_its_earlier_start_only_the_best(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     Simulation(run_dir=run_dir, total_steps=40).write(until=20, status=None)
     stream = io.StringIO()
@@ -143,7 +262,10 @@ def test_a_resumed_run_shows_nothing_of_its_earlier_start(tmp_path: Path) -> Non
     text = stream.getvalue()
     assert "resumed after step 20" in text
     assert text.count("digits: 40 steps") == 1
-    assert "92.00" not in text, "the best of the earlier start"
+    assert "eval after step 20" not in text, "that was told by the earlier start"
+    best = "accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)"
+    assert f"eval after step 40: {best}" in text
+    assert best in summarise(run_dir, None, width=200), "the display and the summary agree"
     assert text.splitlines()[-1].startswith("step 40/40")
 
 
@@ -166,10 +288,11 @@ def test_the_panel_fits_the_terminal_and_ends_with_the_last_state(
     assert "digits: 40 steps of 7 samples (4 × 70), ddp, fp32" in without_escapes(terminal.text)
     assert terminal.text.rstrip().endswith("\x1b[?25h"), "the cursor is given back"
     if width == 200:
-        assert "eval accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in shown
+        assert "eval after step 40: accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)" in shown
         assert "by rank 0: 400 · 1: 300" in shown
         assert "data wait 10 % · by rank 0: 10 % · 1: 10 %" in shown
-        assert "backward 54 %  forward 36 %  data wait 10 %" in shown
+        assert "B backward 54 %  F forward 36 %  D data wait 10 %" in shown
+        assert re.search(r"│ D+F+B+ │", shown), "the parts differ without colours"
         assert "= global batch 7" in shown
         assert "saved step 40 (120.6 KiB) · 1 bad sample skipped" in shown
         assert "done after 0:12" in shown
@@ -194,7 +317,7 @@ def test_a_terminal_without_utf8_gets_ascii(tmp_path: Path) -> None:
     shown = last_panel(terminal.text, corner="+- digits")
     assert "micro-batch 4 x 1 accumulated" in shown
     assert re.search(r"D+F+B+", shown)
-    assert "[B] backward 54 %" in shown
+    assert "B backward 54 %" in shown
 
 
 def test_a_flood_of_lines_does_not_slow_the_rank_and_is_cut_openly(tmp_path: Path) -> None:
@@ -286,3 +409,15 @@ def test_the_display_imports_neither_torch_nor_rich_until_it_draws() -> None:
         "assert not {'torch', 'rich', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_the_last_line_alone_tells_the_end() -> None:
+    stream = io.StringIO()
+    screen, state = PlainScreen(stream, "run"), RunState()
+    source = Simulation(run_dir=RunDir(Path("run")), world_size=1, total_steps=30, eval_every=99)
+    feed(screen, state, [source.header(0), *source.rank_events(0)], 0.0)
+    feed(screen, state, [RunEnded(status="done", step=30, seconds=31.0)], 10.0)
+    feed(screen, state, [], 10.1, is_last=True)
+    told = [line for line in stream.getvalue().splitlines() if "step 30/30" in line]
+    assert len(told) == 1
+    assert told[0].endswith("done after 0:31")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from simulated_run import Simulation
 
-from drivetrain.report.state import RunState, SmoothedLoss
+from drivetrain.report.loss import SmoothedLoss
+from drivetrain.report.phrases import eval_text
+from drivetrain.report.state import RunState
 from drivetrain.spec.run_dir import RunDir
 from drivetrain.telemetry.events import EvalEvent, Header, MessageEvent, RunStarted
 
@@ -48,6 +50,16 @@ def test_the_best_is_the_highest_accuracy_or_the_lowest_loss_and_the_earlier_of_
         state.apply(evaluation(step, loss=loss))
     assert state.best is not None
     assert (state.best.name, state.best.step, state.best.value) == ("loss", 20, 0.2)
+
+
+def test_an_equal_value_is_not_a_new_best() -> None:
+    state = RunState()
+    state.apply(evaluation(90, accuracy=0.9889, loss=0.1))
+    state.apply(evaluation(180, accuracy=0.9889, loss=0.2))
+    text = "accuracy 98.89 %, loss 0.2 (best accuracy 98.89 % at step 90)"
+    assert eval_text(state) == f"eval after step 180: {text}"
+    state.apply(evaluation(270, accuracy=0.99, loss=0.2))
+    assert eval_text(state).endswith("loss 0.2, the best so far")
 
 
 def started(start_step: int) -> RunStarted:

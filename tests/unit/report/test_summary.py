@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
+import shlex
+import time
 from pathlib import Path
 
 import pytest
-from simulated_run import Simulation
+from simulated_run import Simulation, open_writer
 
-from drivetrain.report import summary
-from drivetrain.report.summary import data_wait_verdict, summarise
+from drivetrain.cli.options import TrainArguments, train_options
+from drivetrain.config.dump import write
+from drivetrain.config.load import load
+from drivetrain.config.overrides import from_command_line
+from drivetrain.config.schema import RunConfig
+from drivetrain.report import this_start
+from drivetrain.report.phrases import data_wait_verdict
+from drivetrain.report.summary import summarise
 from drivetrain.report.throughput import RankRates, Rates
 from drivetrain.spec.outcome import Outcome, RankOutcome
 from drivetrain.spec.run_dir import RunDir
+from drivetrain.telemetry.events import RunEnded
 
 VERBS = {"train", "launch", "export"}
 
@@ -43,7 +54,7 @@ def test_a_run_that_is_done(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "my run")
     furnish(run_dir)
     Simulation(run_dir=run_dir, bad={5: "a.jpg", 6: "b.jpg", 7: "c.jpg", 8: "d.jpg"}).write()
-    text = summarise(run_dir, outcome(0))
+    text = summarise(run_dir, outcome(0), width=200)
     lines = text.splitlines()
     assert lines[0] == "digits is done: step 40 of 40, epoch 4.00, 0:12"
     result = "accuracy 90.00 %, loss 0.3 (best accuracy 92.00 % at step 20)"
@@ -59,7 +70,7 @@ def test_a_run_that_is_done(tmp_path: Path) -> None:
     assert f"tensorboard --logdir '{run_dir.tensorboard}'" in text
     assert str(run_dir.metrics) in text
     assert f"drivetrain export '{run_dir.path}'" in text
-    assert "--resume auto --epochs 8" in text
+    assert "my run-longer' --max-steps null --epochs 8" in text
     assert "--nproc-per-node" not in text, "two processes share the CPUs already"
     assert_verbs_exist(text)
 
@@ -112,8 +123,164 @@ def test_a_run_that_failed_before_any_checkpoint_promises_nothing(tmp_path: Path
 
 def test_a_run_that_never_began(tmp_path: Path) -> None:
     text = summarise(RunDir(tmp_path / "run"), outcome(2))
-    assert text.splitlines()[0] == "The run failed before it had begun to train, 0:30"
+    assert text.splitlines()[0] == "The run failed before its first step, 0:30"
     assert summarise(RunDir(tmp_path / "run"), None).startswith("The run has not said how it ended")
+
+
+def write_config(run_dir: RunDir, **overrides: object) -> None:
+    """config.yaml as a run leaves it: the recipe `digits`, changed."""
+    changes = [from_command_line(f"--{key}", str(value)) for key, value in overrides.items()]
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    write(load("digits", changes), run_dir.config)
+
+
+def printed_config(text: str, purpose: str) -> RunConfig:
+    """The run file that the command printed below `purpose` asks for, through the real command line."""
+    lines = text.splitlines()
+    index = next(number for number, line in enumerate(lines) if purpose in line)
+    while not lines[index].strip().startswith("drivetrain train "):
+        index += 1
+    seen: list[TrainArguments] = []
+
+    def capture(arguments: TrainArguments) -> int:
+        seen.append(arguments)
+        return 0
+
+    train_options(capture).main(shlex.split(lines[index])[2:], standalone_mode=False)
+    return load(seen[0].recipe, seen[0].overrides)
+
+
+def steps_of(config: RunConfig, num_samples: int) -> int:
+    limits = [] if config.max_steps is None else [config.max_steps]
+    if config.epochs is not None:
+        limits.append(math.ceil(config.epochs * num_samples / config.global_batch))
+    return min(limits)
+
+
+@pytest.mark.parametrize(
+    ("limits", "total_steps"),
+    [({"epochs": 4}, 40), ({"epochs": 50, "max-steps": 15}, 15), ({"epochs": "null", "max-steps": 20}, 20)],
+)
+def test_the_command_for_twice_as_long_really_trains_twice_as_long(
+    tmp_path: Path, limits: dict[str, object], total_steps: int
+) -> None:
+    run_dir = RunDir(tmp_path / "my run")
+    write_config(run_dir, **limits, **{"global-batch": 7})
+    assert steps_of(load(run_dir.config), 70) == total_steps
+    Simulation(run_dir=run_dir, total_steps=total_steps).write()
+    config = printed_config(summarise(run_dir, outcome(0)), "train twice as long")
+    assert steps_of(config, 70) == 2 * total_steps
+    assert config.output == f"{run_dir.path}-longer"
+
+
+def test_a_run_that_diverged_is_not_praised_and_gets_a_tenth_of_its_learning_rate(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    write_config(run_dir, **{"optim.lr": "5e-2"})
+    metrics = {10: {"accuracy": 0.1, "loss": 9.0}, 40: {"accuracy": 0.2, "loss": 7e7}}
+    Simulation(
+        run_dir=run_dir,
+        losses=lambda step: 2.3 * 1.5**step,
+        metrics=lambda step: metrics.get(step, metrics[10]),
+    ).write()
+    text = summarise(run_dir, outcome(0), width=200)
+    lines = text.splitlines()
+    assert lines[0] == "digits ended, but its training diverged: step 40 of 40, epoch 4.00, 0:12"
+    assert re.fullmatch(
+        r"diverged  the training loss grew from 3.45 at step 1 to \d.*e\+\d+ at step 40", lines[1]
+    )
+    assert lines[2] == "          the held-out loss grew from 9 at step 10 to 7e+07 at step 40"
+    assert "best so far" not in text
+    assert "twice as long" not in text
+    config = printed_config(text, "a tenth of the learning rate (it was 0.05), anew")
+    assert config.optim.lr == pytest.approx(5e-3)
+    assert config.output == f"{run_dir.path}-lower-lr"
+    assert_verbs_exist(text)
+
+
+def test_without_a_run_file_the_highest_rate_seen_is_divided(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    Simulation(run_dir=run_dir, losses=lambda step: 2.0**step).write(until=25, status="failed", reason="nan")
+    text = summarise(run_dir, outcome(1))
+    assert "run-lower-lr --lr 0.01\n" in text, "the simulated rate is 0.1"
+    assert text.index("--lr") < text.index("--resume auto")
+
+
+def failed(message: str) -> RankOutcome:
+    return RankOutcome(rank=0, local_rank=0, node_rank=0, host="node7", pid=5, exit_code=1, message=message)
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+def test_a_start_that_failed_in_set_up_shows_nothing_of_the_start_before(
+    tmp_path: Path, has_header: bool
+) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    Simulation(run_dir=run_dir).write(until=25)
+    furnish(run_dir)
+    run_dir.launch.mkdir()
+    run_dir.asked_config.write_text("name: renamed\n")
+    begun_s = time.time()
+    if has_header:
+        with open_writer(Simulation(run_dir=run_dir), 0) as writer:
+            writer.write(RunEnded(status="failed", reason="boom", step=0, seconds=3.0))
+    else:
+        begun_s += 3600  # what stands there is too old to be this start's
+    end = dataclasses.replace(outcome(1, failed("ValueError: boom")), started_wall_s=begun_s)
+    end = dataclasses.replace(end, ended_wall_s=begun_s + 3)
+    text = summarise(run_dir, end, width=200)
+    assert text == (
+        "renamed failed before its first step, 3.0 s\n"
+        "reason    rank 0 on node7 ended first, with exit code 1: ValueError: boom\n\n"
+        "safe      the checkpoint of step 20\n\n"
+        "try next  go on from the checkpoint:\n"
+        f"            drivetrain train {run_dir.config} --output {run_dir.path} --resume auto"
+    )
+
+
+def test_a_run_ended_from_outside_was_interrupted_and_did_not_fail(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    Simulation(run_dir=run_dir).write(until=25, status="failed", reason="KeyboardInterrupt")
+    error = "the launcher was interrupted by SIGINT; all ranks were ended"
+    text = summarise(run_dir, dataclasses.replace(outcome(130), error=error))
+    assert text.splitlines()[:2] == [
+        "digits was interrupted: step 25 of 40, epoch 2.50, 0:12",
+        f"reason    {error}",
+    ]
+    assert "failed" not in text
+    assert summarise(run_dir, None).startswith("digits was interrupted: step 25")
+
+
+@pytest.mark.parametrize("total_steps", [8, 12])
+def test_a_run_with_nothing_left_to_do_says_so(tmp_path: Path, total_steps: int) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    Simulation(run_dir=run_dir, total_steps=12, eval_every=6).write()
+    again = Simulation(run_dir=run_dir, total_steps=total_steps, start_step=12)
+    again.write()
+    text = summarise(run_dir, outcome(0), width=200)
+    left = f"nothing was left to do: {total_steps} steps asked for, 12 done before"
+    assert text.splitlines()[0] == f"digits is done; {left}"
+    assert "speed" not in text
+    assert "result    accuracy" in text
+    assert "--max-steps 24 --epochs null" in text
+
+
+def test_in_80_columns_lines_break_between_words_and_commands_do_not(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / ("a-long-name-" * 5) / "run")
+    furnish(run_dir)
+    Simulation(run_dir=run_dir, data_wait_share=0.6).write(until=25, status="failed", reason="why " * 40)
+    text = summarise(run_dir, outcome(1, failed("first line of it\n" + "second line " * 12)), width=80)
+    for line in text.splitlines():
+        is_whole = str(run_dir.path) in line
+        assert len(line) <= 80 or is_whole, line
+        assert line == line.rstrip()
+    assert f"\n            drivetrain train {run_dir.config} --output {run_dir.path} --resume auto" in text
+    assert f"look at   {run_dir.logs}/\n            # what each rank printed\n" in text
+    assert "first line of it\n          second line second line" in text
+    assert not re.search(r"\d\n +%", text), "a number stays with its per cent sign"
+    words = " ".join(text.split())
+    wide = " ".join(
+        summarise(run_dir, outcome(1, failed("first line of it\n" + "second line " * 12)), width=999).split()
+    )
+    assert words == wide, "no word was broken"
 
 
 @pytest.mark.parametrize("with_cluster", [True, False])
@@ -150,12 +317,12 @@ def test_what_was_not_measured_is_said_to_be_not_known(tmp_path: Path) -> None:
 
 
 def test_of_a_long_run_the_last_steps_tell_the_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "_MOST_STEP_BYTES", 10_000)
+    monkeypatch.setattr(this_start, "_MOST_STEP_BYTES", 10_000)
     run_dir = RunDir(tmp_path / "run")
     Simulation(run_dir=run_dir, total_steps=200, eval_every=50).write()
     text = summarise(run_dir, outcome(0))
     assert "digits is done: step 200 of 200" in text
-    assert "accuracy 90.00 %, loss 0.3, the best so far" in text
+    assert "accuracy 90.00 %, loss 0.3 (best accuracy 90.00 % at step 50)" in text
     assert re.search(r"700 img/s in all, over [12]\d usual steps", text)
     assert "steps 3.4 s" not in text, "a sum over some of the steps is not the run's"
     assert "time      of a step: backward 54 %" in text

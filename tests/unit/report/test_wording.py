@@ -28,6 +28,21 @@ def test_a_duration_that_is_not_known_says_so() -> None:
     assert wording.duration(math.nan) == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0004123, "0.412 ms"),
+        (0.0521, "52.1 ms"),
+        (0.9996, "1 s"),
+        (5.28, "5.28 s"),
+        (99.94, "99.9 s"),
+        (125, "2:05"),
+    ],
+)
+def test_a_steps_time_is_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert wording.short_time(seconds) == text
+
+
 @pytest.mark.parametrize(("part", "text"), [(0.0, "0 %"), (0.001, "<1 %"), (0.126, "13 %"), (1.0, "100 %")])
 def test_shares_never_round_something_to_nothing(part: float, text: str) -> None:
     assert wording.share(part) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import random
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -62,6 +63,65 @@ def test_csv_resume_supersedes_the_rows_after_the_resumed_step_and_drops_a_torn_
         ("4", "40.0", "0.1"),
     ]
     assert [item.name for item in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_csv_keeps_one_row_a_step_in_order_whatever_the_order_of_calls(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = CsvSink(path)
+    # An evaluation is told at once, the training values of the steps before it some steps later.
+    sink.scalars(1, {"train/loss": 1.0})
+    sink.scalars(4, {"eval/loss": 0.4})
+    for step in range(2, 7):
+        sink.scalars(step, {"train/loss": 1.0 / step})
+    assert [(row["step"], row["train/loss"], row["eval/loss"]) for row in rows(path)] == [
+        ("1", "1.0", ""),
+        ("2", "0.5", ""),
+        ("3", repr(1 / 3), ""),
+        ("4", "0.25", "0.4"),
+        ("5", "0.2", ""),
+        ("6", repr(1 / 6), ""),
+    ]
+    sink.scalars(6, {"train/loss": 7.0})  # told again, and shorter
+    sink.close()
+    assert rows(path)[-1] == {"step": "6", "train/loss": "7.0", "eval/loss": ""}
+
+
+def test_csv_stays_in_order_over_any_distance(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = CsvSink(path)
+    expected: dict[int, dict[str, float]] = {}
+    far_back = random.Random(0).sample(range(1000), 12)
+    steps = [*range(0, 1600, 2), *far_back, *range(1600, 2300), 2250, 1599]
+    for number, step in enumerate(steps):
+        name = f"m{number % 3}"
+        expected.setdefault(step, {})[name] = float(number)
+        sink.scalars(step, {name: float(number)})
+    sink.close()
+    found = rows(path)
+    assert [int(row.pop("step")) for row in found] == sorted(expected)
+    as_numbers = [{name: float(cell) for name, cell in row.items() if cell} for row in found]
+    assert as_numbers == [expected[step] for step in sorted(expected)]
+
+
+def test_csv_of_a_finished_run_that_is_started_again_has_its_last_evaluation_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    for start_step in (0, 2):
+        sink = CsvSink(path, start_step=start_step)
+        for step in range(start_step + 1, 3):
+            sink.scalars(step, {"train/loss": 1.0})
+        sink.scalars(2, {"eval/loss": 0.5})
+        sink.close()
+    assert [(row["step"], row["train/loss"], row["eval/loss"]) for row in rows(path)] == [
+        ("1", "1.0", ""),
+        ("2", "1.0", "0.5"),
+    ]
+
+
+def test_csv_takes_the_two_rows_of_a_step_of_an_older_file_together(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,eval/loss,train/loss\n1,0.5,\n1,,0.6\n2,,0.7\n")
+    CsvSink(path, start_step=2).close()
+    assert path.read_text() == "step,eval/loss,train/loss\n1,0.5,0.6\n2,,0.7\n"
 
 
 def test_csv_refuses_a_metric_named_like_its_own_column(tmp_path: Path) -> None:
