@@ -6,14 +6,15 @@ to click and the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-import sys
 from collections.abc import Sequence
 
 import click
 
 from drivetrain._version import __version__
+from drivetrain.cli.streams import flush_or_discard, open_missing, say
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 
@@ -74,19 +75,29 @@ def main(args: Sequence[str] | None = None) -> int:
     """Runs the verb in `args` (the process's arguments by default) and returns its exit code.
 
     A verb returns its exit code, or None for 0. A user's mistake ends on stderr, with exit code 2 and no
-    traceback; a traceback therefore always means a fault of drivetrain's own.
+    traceback; a traceback therefore always means a fault of drivetrain's own. Output that cannot be written
+    changes no exit code.
     """
+    open_missing()
+    try:
+        return _run(args)
+    finally:
+        flush_or_discard()
+
+
+def _run(args: Sequence[str] | None) -> int:
     try:
         code = group.main(
             args=None if args is None else list(args), prog_name="drivetrain", standalone_mode=False
         )
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return ExitCode.USAGE
     except InputError as error:
-        print(f"drivetrain: {error}", file=sys.stderr)
+        say(f"drivetrain: {error}")
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
-        print("drivetrain: interrupted", file=sys.stderr)
+        say("drivetrain: interrupted")
         return exit_code_for_signal(2)
     return int(code or 0)

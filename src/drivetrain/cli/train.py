@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.cli.options import TrainArguments, train_options
+from drivetrain.cli.streams import say, show
 from drivetrain.config.overrides import from_environment
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError
@@ -93,6 +94,7 @@ def _run_as_launcher(config: RunConfig, environ: dict[str, str], *, is_dry: bool
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
     from drivetrain.launch.environment import thread_variables
+    from drivetrain.launch.lock import hold_folder
 
     resolved = _resolve(config)
     run_dir = RunDir(_folder(config))
@@ -105,17 +107,17 @@ def _run_as_launcher(config: RunConfig, environ: dict[str, str], *, is_dry: bool
         print(render_command(request), end="")
         return 0
     if why_threads is not None:
-        print(why_threads, file=sys.stderr)
+        say(why_threads)
     created = create_folder(run_dir)
-    try:
-        run_dir.launch.mkdir(exist_ok=True)
-        write(config, run_dir.asked_config, resolved.notes())
-        code = _launch(request, run_dir)
-    except InputError:  # no rank has started: the port is taken, say
-        remove_created(created)
-        raise
-    if code == ExitCode.USAGE:  # the ranks could not start with what was given, and have said why
-        remove_created(created)
+    with hold_folder(request) as lock:  # before anything in it is overwritten, or removed
+        try:
+            write(config, run_dir.asked_config, resolved.notes())
+            code = _launch(request, run_dir, lock)
+        except InputError:  # no rank has started: the port is taken, say
+            remove_created(created)
+            raise
+        if code == ExitCode.USAGE:  # the ranks could not start with what was given, and have said why
+            remove_created(created)
     return code
 
 
@@ -204,7 +206,7 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")
 
 
-def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
+def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
     """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
     from drivetrain.launch.describe import describe_failure
     from drivetrain.launch.torchrun import launch
@@ -213,10 +215,14 @@ def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
 
     with ProgressDisplay(run_dir) as display:
         # The launcher passes rank 0's output on with its line ends; the display draws lines.
-        outcome = launch(request, screen=lambda text: display.line(text.rstrip("\r\n")))
+        outcome = launch(
+            request,
+            screen=lambda text: display.line(text.rstrip("\r\n")),
+            note=display.line,
+            lock=lock,
+        )
     if outcome.exit_code != ExitCode.USAGE:
-        print(summarise(run_dir, outcome))
-    if outcome.exit_code != 0:
-        sys.stdout.flush()
-        print(describe_failure(outcome), file=sys.stderr)
+        show(summarise(run_dir, outcome), what="the summary")
+    if problem := describe_failure(outcome):
+        say(problem)
     return outcome.exit_code

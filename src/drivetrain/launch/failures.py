@@ -94,11 +94,7 @@ def earliest(failures: Sequence[RankOutcome]) -> RankOutcome | None:
         return None
     until_s = (failed[0].ended_wall_s or float("inf")) + _CAUSE_DELAY_S
     return next(
-        (
-            item
-            for item in failed
-            if (item.ended_wall_s or float("inf")) <= until_s and not lost_a_peer(item)
-        ),
+        (item for item in failed if (item.ended_wall_s or float("inf")) <= until_s and not lost_a_peer(item)),
         failed[0],
     )
 

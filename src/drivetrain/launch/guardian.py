@@ -8,8 +8,9 @@ command a line from its standard input, whose other end only the launcher holds:
     q      the launcher ends in order
 
 End of file without `q` means that the launcher died: every rank still known is killed with what it started.
-It also holds the lock on the run directory (launch/lock), as an inherited descriptor, until those are gone, so
-that no second launcher starts among them.
+It also holds the lock on the run directory (launch/lock), as an inherited descriptor, until those are gone,
+so that no second launcher starts among them.
+
 PR_SET_PDEATHSIG would not do: it reaches only the rank itself and not its data loader's workers, it is tied
 to the launching thread instead of the process, and setting it between fork and exec runs Python code in a
 child of a threaded process.

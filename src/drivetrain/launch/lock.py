@@ -1,4 +1,4 @@
-"""One launcher at a time for a run directory: a lock that the kernel releases with the last process that has it.
+"""One launcher at a time for a run directory: a lock, which the kernel releases with the last that holds it.
 
 Held by the launcher and by its guardian, which outlives a killed launcher until the ranks are gone. The ranks
 themselves do not inherit it: what one leaves running on purpose would keep the directory locked.

@@ -1,7 +1,7 @@
 """Tells a rank that failed because another one had gone from a rank that failed by itself.
 
-When a process dies its sockets close first; its peers then raise within a millisecond, often before the kernel
-reports that very death. By time alone the survivor would be blamed.
+When a process dies its sockets close first; its peers then raise within a millisecond, often before the
+kernel reports that very death. By time alone the survivor would be blamed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ _PF_EXITING = 0x4  # include/linux/sched.h
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether the process has begun to die, or is dead: its end is decided, though perhaps not yet reported."""
+    """Whether the process has begun to die, or is dead: its end is decided, if perhaps not yet reported."""
     try:
         # The command's name, in parentheses, may itself hold spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

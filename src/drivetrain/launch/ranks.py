@@ -92,7 +92,7 @@ class RankProcesses:
 
     Args:
         grace_s: from the first failure or a forwarded signal, until SIGKILL.
-        held_files: descriptors that are to stay open, should the launcher be killed, until its ranks are gone.
+        held_files: descriptors that stay open, should the launcher be killed, until its ranks are gone.
     """
 
     def __init__(self, *, grace_s: float, held_files: tuple[int, ...] = ()) -> None:

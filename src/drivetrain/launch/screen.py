@@ -39,8 +39,11 @@ class ScreenTail:
         self._thread.start()
 
     def end_at_traceback(self) -> None:
-        """From now on the first traceback ends the showing: a rank that is interrupted dies of a
-        KeyboardInterrupt that nobody needs to see. What it says before that, of saving its state, is shown."""
+        """From now on the first traceback ends the showing.
+
+        A rank that is interrupted dies of a KeyboardInterrupt, which nobody needs to see. What it says before
+        that, of saving its state, is shown.
+        """
         self._ends_at_traceback.set()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -84,7 +87,7 @@ class _TracebackBegunError(Exception):
 
 
 class _Pieces:
-    """Cuts a stream of text at the ends of its lines. Each character is searched once, however long a line."""
+    """Cuts a stream of text at the ends of its lines; searches each character once, however long a line."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []

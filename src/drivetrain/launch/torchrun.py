@@ -81,8 +81,7 @@ def launch(
     with ExitStack() as held:
         listener = held.enter_context(_listen(request)) if hosts_the_store(request) else None
         lock = held.enter_context(hold_folder(request)) if lock is None else lock
-        record = open_record(request)
-        return _Job(request, record, listener, screen, note, lock).run()
+        return _Job(request, open_record(request), _Held(listener, lock), screen, note).run()
 
 
 def _listen(request: LaunchRequest) -> socket.socket:
@@ -93,6 +92,14 @@ def _listen(request: LaunchRequest) -> socket.socket:
     )
     default = 0 if rendezvous_of(request) is Rendezvous.LOCAL else DEFAULT_MASTER_PORT
     return listen(request.master_port or default, loopback_only=is_local)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the launcher holds while it runs: the socket of the job's store, and the run directory's lock."""
+
+    listener: socket.socket | None
+    lock: int
 
 
 @dataclass
@@ -111,14 +118,13 @@ class _Job:
         self,
         request: LaunchRequest,
         record: LaunchRecord,
-        listener: socket.socket | None,
+        held: _Held,
         screen: Callable[[str], None] | None,
         note: Callable[[str], None] | None,
-        lock: int,
     ) -> None:
         self._request = request
         self._record = record
-        self._listener = listener
+        self._listener = held.listener
         self._show = screen
         self._note = note
         self._noted: set[int] = set()
@@ -127,7 +133,7 @@ class _Job:
         self._run_id = request.rdzv_id or (
             uuid.uuid4().hex if rendezvous_of(request) is Rendezvous.LOCAL else "drivetrain"
         )
-        self._ranks = RankProcesses(grace_s=request.grace_s, held_files=(lock,))
+        self._ranks = RankProcesses(grace_s=request.grace_s, held_files=(held.lock,))
         self._agent = _AgentEnd()
 
     def run(self) -> Outcome:

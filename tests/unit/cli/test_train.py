@@ -113,9 +113,9 @@ def test_a_run_is_written_down_then_launched_then_summed_up(cli, folder, launche
     assert (str(request.folder), request.nproc_per_node, request.max_restarts) == ("out/a", 3, 2)
     assert launched.lines == ["a line of rank 0"]
     assert shown.out == "summary of out/a\n"
-    config = load(folder / "out/a/config.yaml")
+    config = load(folder / "out/a/launch/config.yaml")
     assert (config.name, config.launch.nproc_per_node) == ("digits", 3)
-    assert "# drivetrain " in (folder / "out/a/config.yaml").read_text()
+    assert "# drivetrain " in (folder / "out/a/launch/config.yaml").read_text()
 
 
 def test_a_run_without_output_gets_a_folder_of_its_own(cli, folder, launched):
@@ -160,8 +160,8 @@ def test_what_cannot_run_is_refused_and_nothing_is_created(cli, folder, launched
 
 
 def test_a_launch_refused_at_the_last_moment_leaves_nothing(cli, folder, launched, monkeypatch):
-    def refuse(request, *, screen):
-        (request.folder / "launch").mkdir()
+    def refuse(request, **_):
+        (request.folder / "logs").mkdir()
         raise InputError("--master-port 1", "it is taken", "choose another")
 
     monkeypatch.setattr(sys.modules["drivetrain.launch.torchrun"], "launch", refuse)
@@ -183,9 +183,10 @@ def test_started_by_torchrun_this_process_is_the_rank(cli, folder, launched, mon
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job/5")
         assert cli("train", "digits").code == 7
     assert {str(path) for _, path in launched.worker} == {"runs/digits-job-5"}
-    assert load(folder / "runs/digits-job-5/config.yaml") == launched.worker[0][0]
+    assert load(folder / "runs/digits-job-5/launch/config.yaml") == launched.worker[0][0]
     assert launched.requests == []
     # A second job of that name is refused, but a restart of the same one finds its own folder.
+    (folder / "runs/digits-job-5/config.yaml").touch()  # by the ranks, once they train
     assert "already written there" in cli("train", "digits", "--resume", "none").err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert cli("train", "digits", "--resume", "none").code == 7
