@@ -29,12 +29,15 @@ class Ended:
 class Launcher:
     """One `drivetrain launch` process and its run directory."""
 
-    def __init__(self, folder: Path, script: Path, flags: tuple[str, ...], args: tuple[str, ...]) -> None:
+    def __init__(
+        self, folder: Path, script: Path, flags: tuple[str, ...], args: tuple[str, ...], streams: str
+    ) -> None:
         self.folder = folder
         self.started_s = time.monotonic()
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
         self.process = subprocess.Popen(
             [
+                *("bash", "-c", f'exec "$@" {streams}', "bash"),
                 sys.executable,
                 "-m",
                 "drivetrain",
@@ -83,15 +86,23 @@ class Launcher:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
-    """Starts a launcher: `start(code, *flags, args=…)`; whatever is left of it is killed in the end."""
+    """Starts a launcher: `start(code, *flags, args=…)`; whatever is left of it is killed in the end.
+
+    `streams` redirects its own input and output, in the shell's words.
+    """
     launchers: list[Launcher] = []
 
     def start_one(
-        code: str, *flags: str, args: tuple[str, ...] = (), name: str = "script.py", folder: str = "run"
+        code: str,
+        *flags: str,
+        args: tuple[str, ...] = (),
+        name: str = "script.py",
+        folder: str = "run",
+        streams: str = "",
     ) -> Launcher:
         script = tmp_path / name
         script.write_text(code)
-        launchers.append(Launcher(tmp_path / folder, script, flags, args))
+        launchers.append(Launcher(tmp_path / folder, script, flags, args, streams))
         return launchers[-1]
 
     yield start_one

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 Start = Callable[..., Any]
 
@@ -168,7 +172,8 @@ def save(signum, frame):
     print("saved at", signum)
     sys.exit(0)
 signal.signal(signal.SIGINT, save)
-signal.signal(signal.SIGUSR1, lambda *_: print("noted"))
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR1, lambda *_: print("noted"))
 print("ready")
 while True:
     time.sleep(0.1)
@@ -179,18 +184,45 @@ def test_an_interrupt_is_forwarded_and_the_ranks_may_save(start: Start) -> None:
     launcher = start(SAVING, "--nproc-per-node", "2")
     for rank in range(2):
         launcher.wait_for(rank, "ready")
-    launcher.send(signal.SIGUSR1)
-    for rank in range(2):
-        launcher.wait_for(rank, "noted")
+    for _ in range(2):
+        launcher.send(signal.SIGUSR1)
+        launcher.wait_for(0, "noted")
     launcher.send(signal.SIGINT)
     ended = launcher.end(20.0)
     assert ended.code == 130
-    assert "interrupted by SIGINT" in ended.err
     for rank in range(2):
         assert "saved at 2" in launcher.log(rank)
+    assert "saved at 2" in ended.out
+    assert ended.err.split("\n")[1:] == [
+        "SIGUSR1 was not passed on: rank 1 has no handler for it, and would have died of it",
+        "interrupted by SIGINT; the ranks have ended",
+        "",
+    ]
     outcome = launcher.outcome()
     assert (outcome.exit_code, outcome.earliest_failure) == (130, None)
     assert [item.exit_code for item in outcome.ranks] == [0, 0]
+
+
+def test_an_interruption_at_the_start_shows_no_traceback(start: Start) -> None:
+    launcher = start("print('importing', flush=True)\nimport time; time.sleep(300)", "--nproc-per-node", "2")
+    launcher.wait_for(0, "importing")
+    launcher.send(signal.SIGINT)
+    ended = launcher.end(20.0)
+    assert ended.code == 130
+    assert ended.err.split("\n")[1:] == ["interrupted by SIGINT; the ranks have ended", ""]
+    assert ended.out == "importing\n"
+    assert "KeyboardInterrupt" in launcher.log(0)
+    assert launcher.outcome().error == "interrupted by SIGINT; the ranks have ended"
+
+
+def test_a_long_line_does_not_hold_up_a_signal(start: Start) -> None:
+    code = "import time\nprint('x' * 10_000_000, end='', flush=True)\nprint('ready')\ntime.sleep(300)"
+    launcher = start(code, "--nproc-per-node", "1", streams=">/dev/null")
+    launcher.wait_for(0, "ready")
+    launcher.send(signal.SIGTERM)
+    sent = time.monotonic()
+    assert launcher.end(20.0).code == 143
+    assert time.monotonic() - sent < 8.0  # of which the launcher may be importing torch for some
 
 
 STUBBORN = """
@@ -224,7 +256,7 @@ def test_a_second_interrupt_kills_at_once(start: Start, wait_until_gone: Any) ->
     assert [item.signal for item in launcher.outcome().ranks] == [9, 9]
 
 
-def test_ranks_do_not_outlive_a_killed_launcher(start: Start, wait_until_gone: Any) -> None:
+def test_ranks_do_not_outlive_a_killed_launcher_nor_does_its_lock(start: Start, wait_until_gone: Any) -> None:
     launcher = start(STUBBORN, "--nproc-per-node", "2")
     pids = []
     for rank in range(2):
@@ -233,10 +265,57 @@ def test_ranks_do_not_outlive_a_killed_launcher(start: Start, wait_until_gone: A
             assert time.monotonic() < deadline
             time.sleep(0.02)
         pids += [int(line.split()[1]) for line in launcher.log(rank).splitlines()]
+    command = (launcher.folder / "launch/command.txt").read_text()
+    refused = start("print('never')", "--nproc-per-node", "1", name="other.py").end()
+    assert refused.code == 2
+    assert f"another launcher is at work there: pid {launcher.process.pid} on {socket.gethostname()}" in (
+        refused.err
+    )
+    assert (launcher.folder / "launch/command.txt").read_text() == command
     launcher.send(signal.SIGKILL)
+    # One that comes while the ranks are being ended waits for them.
+    code = f"import os\nprint('left', [pid for pid in {pids} if os.path.exists(f'/proc/{{pid}}')])"
+    after = start(code, "--nproc-per-node", "1", name="after.py")
     wait_until_gone(pids)
     launcher.end()
-    assert not (launcher.folder / "launch/outcome.json").exists()
+    ended = after.end()
+    assert ended.code == 0, ended.err
+    assert "left []" in ended.out
+
+
+def test_closed_input_and_output_do_no_harm(start: Start) -> None:
+    launcher = start("print('done')", "--nproc-per-node", "2", streams="<&- >&- 2>&-")
+    assert launcher.end().code == 0
+    assert [launcher.log(rank) for rank in range(2)] == ["done\n", "done\n"]
+    assert launcher.outcome().exit_code == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no right to mount a small file system: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], timeout=10, check=True)
+
+
+def test_on_a_full_disk_it_still_says_why_the_ranks_failed(start: Start, small_disk: Path) -> None:
+    code = "import os, time\ntime.sleep(0.5)\nprint('x' * 500_000)\ntime.sleep(300)"
+    launcher = start(code, "--nproc-per-node", "1", folder="small/run")
+    ended = launcher.end()
+    assert ended.code == 1
+    assert "rank 0 of 1 failed first: exit code 1" in ended.err
+    assert "outcome.json could not be written: No space left on device" in ended.err
+    assert "Traceback" not in ended.err
+    again = start("print('never')", "--nproc-per-node", "1", name="again.py", folder="small/run").end()
+    assert again.code == 2
+    assert "cannot be written" in again.err
+    assert "No space left on device" in again.err
+    assert "Traceback" not in again.err
 
 
 def test_a_taken_port_is_refused_before_anything_starts(start: Start) -> None:

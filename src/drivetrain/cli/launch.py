@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from drivetrain.cli.streams import say
 from drivetrain.config.launch_words import split_layout, split_nodes
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
@@ -111,12 +112,12 @@ def _run(flags: _Flags) -> int:
     if flags.dry_run:
         click.echo(render_command(request), nl=False)
         return ExitCode.DONE
-    click.echo(f"run directory: {request.folder}", err=True)
+    say(f"run directory: {request.folder}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a rank may print what this terminal cannot show
-    outcome = launch(request, screen=_show)
-    if outcome.exit_code != 0:
-        click.echo(describe_failure(outcome), err=True)
+    outcome = launch(request, screen=_show, note=say)
+    if problem := describe_failure(outcome):
+        say(problem)
     return outcome.exit_code
 
 
@@ -135,7 +136,7 @@ def _request(flags: _Flags) -> LaunchRequest:
     environment = _split_environment(flags.env)
     threads, threads_reason = thread_variables(nproc, {**launcher_environment(), **environment})
     for line in filter(None, (reason, threads_reason)):
-        click.echo(line, err=True)
+        say(line)
     return LaunchRequest(
         command=_rank_command(flags),
         folder=flags.output or _default_folder(flags.script),

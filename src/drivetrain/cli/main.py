@@ -6,13 +6,14 @@ to click and the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import sys
 from collections.abc import Sequence
 
 import click
 
 from drivetrain._version import __version__
+from drivetrain.cli.streams import flush_or_discard, open_missing, say
 from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 
@@ -75,17 +76,27 @@ def main(args: Sequence[str] | None = None) -> int:
     """Runs the verb in `args` (the process's arguments by default) and returns its exit code.
 
     A verb returns its exit code, or None for 0. A user's mistake ends on stderr, with exit code 2 and no
-    traceback; a traceback therefore always means a fault of drivetrain's own.
+    traceback; a traceback therefore always means a fault of drivetrain's own. Output that cannot be written
+    changes no exit code.
     """
+    open_missing()
+    try:
+        return _run(args)
+    finally:
+        flush_or_discard()
+
+
+def _run(args: Sequence[str] | None) -> int:
     try:
         code = group.main(
             args=None if args is None else list(args), prog_name="drivetrain", standalone_mode=False
         )
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return ExitCode.USAGE
     except ExplainedError as error:
-        print(f"drivetrain: {error}", file=sys.stderr)
+        say(f"drivetrain: {error}")
         return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
     except (OSError, ImportError, MemoryError) as error:
         from drivetrain.cli.surroundings import explain
@@ -93,9 +104,9 @@ def main(args: Sequence[str] | None = None) -> int:
         explained = explain(error)
         if explained is None:
             raise
-        print(f"drivetrain: {explained}", file=sys.stderr)
+        say(f"drivetrain: {explained}")
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
-        print("drivetrain: interrupted", file=sys.stderr)
+        say("drivetrain: interrupted")
         return exit_code_for_signal(2)
     return int(code or 0)

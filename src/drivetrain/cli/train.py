@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.cli.options import TrainArguments, train_options
+from drivetrain.cli.streams import say, show
 from drivetrain.config.overrides import from_environment
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError
@@ -76,7 +77,8 @@ def _run_as_rank(
         run_dir.launch.mkdir(exist_ok=True)
         started = f"started by {rank_env.launcher}, {rank_env.world_size} ranks"
         write(config, run_dir.asked_config, (started, *notes))
-        _say(notes)
+        for line in notes:
+            say(line)
     from drivetrain.report.progress import ProgressDisplay
     from drivetrain.train.worker import run_worker
 
@@ -99,6 +101,7 @@ def _run_as_launcher(
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
     from drivetrain.launch.environment import thread_variables
+    from drivetrain.launch.lock import hold_folder
 
     resolved = _resolve(config)
     run_dir = RunDir(_folder(config))
@@ -110,17 +113,18 @@ def _run_as_launcher(
 
         print(render_command(request), end="")
         return 0
-    _say((*notes, *filter(None, (why_threads,))))
+    for line in (*notes, *filter(None, (why_threads,))):
+        say(line)
     created = create_folder(run_dir)
-    try:
-        run_dir.launch.mkdir(exist_ok=True)
-        write(config, run_dir.asked_config, (*resolved.notes(), *notes))
-        code = _launch(request, run_dir)
-    except InputError:  # no rank has started: the port is taken, say
-        remove_created(created)
-        raise
-    if code == ExitCode.USAGE:  # the ranks could not start with what was given, and have said why
-        remove_created(created)
+    with hold_folder(request) as lock:  # before anything in it is overwritten, or removed
+        try:
+            write(config, run_dir.asked_config, (*resolved.notes(), *notes))
+            code = _launch(request, run_dir, lock)
+        except InputError:  # no rank has started: the port is taken, say
+            remove_created(created)
+            raise
+        if code == ExitCode.USAGE:  # the ranks could not start with what was given, and have said why
+            remove_created(created)
     return code
 
 
@@ -166,11 +170,6 @@ def _config_text(config: RunConfig, notes: tuple[str, ...]) -> str:
     return dump(config, (*resolved, *notes))
 
 
-def _say(notes: tuple[str, ...]) -> None:
-    for note in notes:
-        print(note, file=sys.stderr)
-
-
 def _request(
     config: RunConfig, resolved: Resolved, run_dir: RunDir, environment: dict[str, str]
 ) -> LaunchRequest:
@@ -214,19 +213,23 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")
 
 
-def _launch(request: LaunchRequest, run_dir: RunDir) -> int:
+def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
     """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
     from drivetrain.launch.describe import describe_failure
     from drivetrain.launch.torchrun import launch
     from drivetrain.report.progress import ProgressDisplay
     from drivetrain.report.summary import summarise
 
-    with ProgressDisplay(run_dir) as display:
+    with ProgressDisplay(run_dir, num_ranks=request.max_nodes * request.nproc_per_node) as display:
         # The launcher passes rank 0's output on with its line ends; the display draws lines.
-        outcome = launch(request, screen=lambda text: display.line(text.rstrip("\r\n")))
+        outcome = launch(
+            request,
+            screen=lambda text: display.line(text.rstrip("\r\n")),
+            note=display.line,
+            lock=lock,
+        )
     if outcome.exit_code != ExitCode.USAGE:
-        print(summarise(run_dir, outcome))
-    if outcome.exit_code != 0:
-        sys.stdout.flush()
-        print(describe_failure(outcome), file=sys.stderr)
+        show(summarise(run_dir, outcome), what="the summary")
+    if problem := describe_failure(outcome):
+        say(problem)
     return outcome.exit_code

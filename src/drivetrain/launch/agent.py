@@ -226,8 +226,7 @@ def run_agent(
     Raises:
         InputError: the ranks' program cannot be run.
     """
-    kind = rendezvous_of(request)
-    if kind is Rendezvous.C10D:
+    if rendezvous_of(request) is Rendezvous.C10D:
         # Sharing the rendezvous' store with the ranks hangs a job that grows, and leaves stale keys behind
         # when a machine is lost (torch 2.13, 2.14). torch reads this variable at every rendezvous.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -236,17 +235,8 @@ def run_agent(
     try:
         handler = open_rendezvous(request, run_id=run_id, listener=listener)
         bulletin = _open_bulletin(request, run_id)
-        spec = WorkerSpec(
-            role="default_role",
-            local_world_size=request.nproc_per_node,
-            rdzv_handler=handler,
-            entrypoint=request.command[0],
-            max_restarts=request.max_restarts,
-            monitor_interval=0.001,  # the agent's own sleep; our monitor waits for the ranks instead
-            local_addr=request.local_addr,
-        )
         agent = RankAgent(
-            spec,
+            _worker_spec(request, handler),
             ranks=ranks,
             start_ranks=start_ranks,
             bulletin=bulletin,
@@ -265,15 +255,38 @@ def run_agent(
         report.error = _explain(request, report, error)
     finally:
         ranks.stop()
-        is_joined = bulletin is not None and report.node_rank is not None
-        if bulletin is not None and is_joined:
-            report.failures_elsewhere = _exchange(request, ranks, bulletin, report)
-        if handler is not None and ranks.interrupted is None:
-            _close(handler)
-        if bulletin is not None:
-            if is_joined:
-                bulletin.leave(timeout_s=_HEAR_S)
-            bulletin.close()
+        _take_leave(request, ranks, handler, bulletin, report)
+
+
+def _worker_spec(request: LaunchRequest, handler: RendezvousHandler) -> WorkerSpec:
+    return WorkerSpec(
+        role="default_role",
+        local_world_size=request.nproc_per_node,
+        rdzv_handler=handler,
+        entrypoint=request.command[0],
+        max_restarts=request.max_restarts,
+        monitor_interval=0.001,  # the agent's own sleep; our monitor waits for the ranks instead
+        local_addr=request.local_addr,
+    )
+
+
+def _take_leave(
+    request: LaunchRequest,
+    ranks: RankProcesses,
+    handler: RendezvousHandler | None,
+    bulletin: Bulletin | None,
+    report: AgentReport,
+) -> None:
+    """Tells the other machines how ours ended, hears how theirs did, and lets the job's store go."""
+    is_joined = bulletin is not None and report.node_rank is not None
+    if bulletin is not None and is_joined:
+        report.failures_elsewhere = _exchange(request, ranks, bulletin, report)
+    if handler is not None and ranks.interrupted is None:
+        _close(handler)
+    if bulletin is not None:
+        if is_joined:
+            bulletin.leave(timeout_s=_HEAR_S)
+        bulletin.close()
 
 
 def _open_bulletin(request: LaunchRequest, run_id: str) -> Bulletin | None:

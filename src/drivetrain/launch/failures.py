@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drivetrain.launch.lost_peer import sign_of_lost_peer
 from drivetrain.launch.ranks import RankEnd
 from drivetrain.launch.traceback_text import fatal_python_error, last_lines, last_traceback, read_tail
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.outcome import RankOutcome
 
 _LAST_LINES = 10
+_MESSAGE_CHARS = 300
+# How much later than its consequences a cause may be known to have ended: the kernel frees a dead process's
+# memory and GPUs before it reports the end.
+_CAUSE_DELAY_S = 30.0
 _HINTS = {
     "SIGKILL": "often the kernel's out-of-memory killer; see dmesg, and the cgroup's memory.events",
     "SIGSEGV": "a crash in native code; run with PYTHONFAULTHANDLER=1 to see where",
@@ -23,6 +28,7 @@ _HINTS = {
     "SIGABRT": "native code gave up, often NCCL's watchdog or an uncaught C++ exception; see the log's end",
     "SIGFPE": "an integer division by zero in native code",
     "SIGILL": "an instruction that this CPU does not have: a package built for another one",
+    "SIGPIPE": "broken pipe: it wrote to a process that had gone",
     "SIGTERM": "ended from outside, by a scheduler or by hand",
     "SIGINT": "interrupted from outside",
 }
@@ -65,23 +71,45 @@ def rank_outcome(end: RankEnd, *, node_rank: int, host: str) -> RankOutcome:
 def causes(ends: Sequence[RankEnd], outcomes: Sequence[RankOutcome]) -> tuple[RankOutcome, ...]:
     """The failures of `outcomes` (those of `ends`) that the launcher did not bring about by stopping ranks.
 
-    A rank that raised first but was still closing down when it was stopped counts, by its error file's time.
+    A rank that raised first but was still closing down when it was stopped counts, by its error file's time;
+    so does one that a SIGKILL ended which the launcher had not sent.
     """
     return tuple(
         outcome
         for end, outcome in zip(ends, outcomes, strict=True)
-        if outcome.failed
-        and (
-            end.stopped_wall_s is None
-            or (outcome.ended_wall_s is not None and outcome.ended_wall_s < end.stopped_wall_s)
-        )
+        if outcome.failed and not _is_stopped(end, outcome)
     )
 
 
 def earliest(failures: Sequence[RankOutcome]) -> RankOutcome | None:
-    """The failure to put on top: the one that was raised, or else ended, first. Hosts' clocks are trusted."""
-    failed = [item for item in failures if item.failed]
-    return min(failed, key=lambda item: (item.ended_wall_s or float("inf"), item.rank), default=None)
+    """The failure to put on top: the one that was raised, or else ended, first. Hosts' clocks are trusted.
+
+    A rank that failed only because a peer had gone comes after any other that failed at about that time.
+    """
+    failed = sorted(
+        (item for item in failures if item.failed),
+        key=lambda item: (item.ended_wall_s or float("inf"), item.rank),
+    )
+    if not failed:
+        return None
+    until_s = (failed[0].ended_wall_s or float("inf")) + _CAUSE_DELAY_S
+    return next(
+        (item for item in failed if (item.ended_wall_s or float("inf")) <= until_s and not lost_a_peer(item)),
+        failed[0],
+    )
+
+
+def lost_a_peer(failure: RankOutcome) -> bool:
+    """Whether what the rank said of its end tells that another rank had gone before."""
+    return sign_of_lost_peer(f"{failure.message or ''}\n{failure.traceback or ''}") is not None
+
+
+def _is_stopped(end: RankEnd, outcome: RankOutcome) -> bool:
+    if end.stopped_wall_s is None:
+        return False
+    if outcome.signal == signal.SIGKILL and not end.is_killed:
+        return False
+    return outcome.ended_wall_s is None or outcome.ended_wall_s >= end.stopped_wall_s
 
 
 def job_exit_code(first: RankOutcome | None) -> int:
@@ -146,9 +174,11 @@ def _from_log(end: RankEnd) -> tuple[str, str | None]:
     tail = read_tail(end.log, start=end.log_start)
     if code < 0:
         name = signal_name(-code)
-        if end.stopped_wall_s is not None:
+        if end.stopped_wall_s is not None and (-code != signal.SIGKILL or end.is_killed):
             return f"ended by the launcher with {name}", None
         hint = _HINTS.get(name)
+        if -code == signal.SIGABRT and (said := sign_of_lost_peer(tail)):
+            hint = said[:_MESSAGE_CHARS]
         return f"killed by {name}" + (f": {hint}" if hint else ""), fatal_python_error(tail)
     found = last_traceback(tail)
     if found is not None:

@@ -8,6 +8,9 @@ command a line from its standard input, whose other end only the launcher holds:
     q      the launcher ends in order
 
 End of file without `q` means that the launcher died: every rank still known is killed with what it started.
+It also holds the lock on the run directory (launch/lock), as an inherited descriptor, until those are gone,
+so that no second launcher starts among them.
+
 PR_SET_PDEATHSIG would not do: it reaches only the rank itself and not its data loader's workers, it is tied
 to the launching thread instead of the process, and setting it between fork and exec runs Python code in a
 child of a threaded process.
@@ -19,6 +22,10 @@ import contextlib
 import os
 import signal
 import sys
+import time
+
+# A process that is stuck in the kernel must not keep the run directory locked for good.
+_GONE_WAIT_S = 10.0
 
 
 def kill_session(leader: int) -> None:
@@ -61,6 +68,9 @@ def main() -> None:
             return
     for leader in leaders:
         kill_session(leader)
+    deadline = time.monotonic() + _GONE_WAIT_S
+    while any(map(_session_members, leaders)) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from drivetrain.launch import guardian
+from drivetrain.launch import guardian, proc
 from drivetrain.spec.errors import InputError
 
 # After SIGKILL only a process stuck in the kernel (a wedged GPU or file server) is still there.
@@ -44,8 +44,8 @@ class RankStart:
 class RankEnd:
     """How a rank ended. `returncode` is negative for a signal and None for a process that could not be ended.
 
-    `stopped_wall_s` is when the launcher told it to end, if it was still running then. `log_start` is where
-    this attempt's output begins in the log.
+    `stopped_wall_s` is when the launcher told it to end, if it was still running then; `is_killed` whether
+    that went as far as SIGKILL. `log_start` is where this attempt's output begins in the log.
     """
 
     rank: int
@@ -57,6 +57,7 @@ class RankEnd:
     log: Path
     log_start: int
     error_file: Path
+    is_killed: bool = False
 
 
 class _Running:
@@ -69,6 +70,7 @@ class _Running:
         self.returncode: int | None = None
         self.ended_wall_s: float | None = None
         self.stopped_wall_s: float | None = None
+        self.is_killed = False
 
     def end(self) -> RankEnd:
         return RankEnd(
@@ -81,6 +83,7 @@ class _Running:
             log=self.start.log,
             log_start=self.log_start,
             error_file=self.start.error_file,
+            is_killed=self.is_killed,
         )
 
 
@@ -89,10 +92,12 @@ class RankProcesses:
 
     Args:
         grace_s: from the first failure or a forwarded signal, until SIGKILL.
+        held_files: descriptors that stay open, should the launcher be killed, until its ranks are gone.
     """
 
-    def __init__(self, *, grace_s: float) -> None:
+    def __init__(self, *, grace_s: float, held_files: tuple[int, ...] = ()) -> None:
         self._grace_s = grace_s
+        self._held_files = held_files
         self._changed = threading.Condition()
         self._running: list[_Running] = []
         self._guardian: subprocess.Popen[str] | None = None
@@ -136,7 +141,7 @@ class RankProcesses:
             self._stopper = None
             self._is_cleaned = False
             if self._guardian is None:
-                self._guardian = _start_guardian()
+                self._guardian = _start_guardian(self._held_files)
             try:
                 for start in starts:
                     self._running.append(self._start_one(start, attempt=attempt, attempts=attempts))
@@ -175,10 +180,20 @@ class RankProcesses:
             self._begin_stop(signum, grace_s=self._grace_s)
             self._changed.notify_all()
 
-    def forward(self, signum: int) -> None:
-        """Passes a signal on to the ranks; what it means is up to them."""
+    def forward(self, signum: int) -> tuple[int, ...]:
+        """Passes a signal on to the ranks that handle it, and returns those that would have died of it.
+
+        What it means is up to them; one that ignores it needs no telling.
+        """
+        deaf = []
         with self._changed:
-            self._signal_alive(signum)
+            for item in self._alive():
+                pid = item.process.pid
+                if proc.catches(pid, signum):
+                    os.kill(pid, signum)
+                elif not proc.ignores(pid, signum) and not proc.is_exiting(pid):
+                    deaf.append(item.start.rank)
+        return tuple(deaf)
 
     def kill(self) -> None:
         """SIGKILLs every rank and what it started, now."""
@@ -205,13 +220,11 @@ class RankProcesses:
             start.error_file.parent.mkdir(parents=True, exist_ok=True)
             start.error_file.unlink(missing_ok=True)
             log = start.log.open("ab", buffering=0)
-        except OSError as error:
-            raise InputError(
-                f"{start.log}", f"the log cannot be written: {error.strerror}", "choose another --output"
-            ) from error
-        with log:
             if log.tell() > 0:
                 log.write(_separator(attempt, attempts).encode())
+        except OSError as error:
+            raise log_not_writable(start.log, error) from error
+        with log:
             log_start = log.tell()
             try:
                 process = subprocess.Popen(
@@ -252,7 +265,9 @@ class RankProcesses:
         if self._stopper is not None or self._is_cleaned or not self._running:
             return
         for item in self._alive():
-            item.stopped_wall_s = time.time()
+            # One that is already ending, of a signal from elsewhere, is not ended by us.
+            if not proc.is_exiting(item.process.pid):
+                item.stopped_wall_s = time.time()
         self._signal_alive(signum)
         self._stopper = threading.Thread(
             target=self._finish_stop, args=(grace_s,), daemon=True, name="rank-stop"
@@ -275,6 +290,9 @@ class RankProcesses:
     def _kill_sessions(self) -> None:
         for item in self._running:
             if item.process.returncode is None:  # not reaped: the number is still this rank's
+                if item.returncode is None and not proc.is_exiting(item.process.pid):
+                    item.is_killed = True
+                    item.stopped_wall_s = item.stopped_wall_s or time.time()
                 guardian.kill_session(item.process.pid)
 
     def _signal_alive(self, signum: int) -> None:
@@ -303,7 +321,11 @@ class RankProcesses:
                         _tell(self._guardian.stdin, f"-{item.process.pid}")
 
 
-def _start_guardian() -> subprocess.Popen[str]:
+def log_not_writable(log: Path, error: OSError) -> InputError:
+    return InputError(f"{log}", f"the log cannot be written: {error.strerror}", "choose another --output")
+
+
+def _start_guardian(held_files: tuple[int, ...]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
         stdin=subprocess.PIPE,
@@ -311,6 +333,7 @@ def _start_guardian() -> subprocess.Popen[str]:
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        pass_fds=held_files,
     )
 
 

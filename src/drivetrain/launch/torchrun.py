@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, check, hosts_the_store, rendezvous_of
 from drivetrain.launch.environment import Place, launcher_environment
 from drivetrain.launch.failures import causes, earliest, job_exit_code, rank_outcome, signal_name
+from drivetrain.launch.lock import hold_folder
 from drivetrain.launch.ports import listen
-from drivetrain.launch.ranks import RankProcesses, RankStart
+from drivetrain.launch.ranks import RankProcesses, RankStart, log_not_writable
 from drivetrain.launch.record import LaunchRecord, open_record
 from drivetrain.launch.render import render_command
 from drivetrain.launch.screen import ScreenTail
@@ -45,30 +46,42 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _AGENT_S = 4.0
 
 
-def launch(request: LaunchRequest, *, screen: Callable[[str], None] | None) -> Outcome:
+def launch(
+    request: LaunchRequest,
+    *,
+    screen: Callable[[str], None] | None,
+    note: Callable[[str], None] | None = None,
+    lock: int | None = None,
+) -> Outcome:
     """Runs the job's ranks on this machine to their end. Blocks; call it from the main thread.
 
     SIGTERM, SIGINT, SIGHUP and SIGQUIT are forwarded to the ranks, which then have `request.grace_s`; a
-    second SIGINT kills at once. SIGUSR1 and SIGUSR2 are forwarded. The handlers are restored afterwards.
+    second SIGINT kills at once. SIGUSR1 and SIGUSR2 are forwarded to the ranks that have a handler for them.
+    The launcher's own handlers are restored afterwards.
+
+    A rank has failed when its process has ended. One that raises but hangs at its exit (a thread that is no
+    daemon, an atexit function) has not: of a script nothing tells that from one that handles the error and
+    goes on. Ranks of `drivetrain train` leave by os._exit, so they cannot hang there.
 
     Args:
         screen: gets rank 0's output as it comes, in pieces to be written as they are (each with its own end
             of line), from another thread. Where rank 0 runs on another machine it is never called.
+        note: gets what the launcher itself has to say while the ranks run, a line without its end.
+        lock: what `hold_folder` gave, where the caller holds the run directory already.
 
     Returns:
-        How it ended, which `launch/outcome.json` holds too. `exit_code` is for the launcher's own exit.
+        How it ended, which `launch/outcome.json` holds too, or else `error` says why it could not be written.
+        `exit_code` is for the launcher's own exit.
 
     Raises:
-        InputError: the request cannot be launched: a port is taken, a folder not writable, no such program.
+        InputError: the request cannot be launched: a port is taken, a folder not writable or in use by
+            another launcher, no such program.
     """
     check(request)
-    listener = _listen(request) if hosts_the_store(request) else None
-    try:
-        record = open_record(request)
-        return _Job(request, record, listener, screen).run()
-    finally:
-        if listener is not None:
-            listener.close()
+    with ExitStack() as held:
+        listener = held.enter_context(_listen(request)) if hosts_the_store(request) else None
+        lock = held.enter_context(hold_folder(request)) if lock is None else lock
+        return _Job(request, open_record(request), _Held(listener, lock), screen, note).run()
 
 
 def _listen(request: LaunchRequest) -> socket.socket:
@@ -79,6 +92,14 @@ def _listen(request: LaunchRequest) -> socket.socket:
     )
     default = 0 if rendezvous_of(request) is Rendezvous.LOCAL else DEFAULT_MASTER_PORT
     return listen(request.master_port or default, loopback_only=is_local)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the launcher holds while it runs: the socket of the job's store, and the run directory's lock."""
+
+    listener: socket.socket | None
+    lock: int
 
 
 @dataclass
@@ -97,19 +118,22 @@ class _Job:
         self,
         request: LaunchRequest,
         record: LaunchRecord,
-        listener: socket.socket | None,
+        held: _Held,
         screen: Callable[[str], None] | None,
+        note: Callable[[str], None] | None,
     ) -> None:
         self._request = request
         self._record = record
-        self._listener = listener
+        self._listener = held.listener
         self._show = screen
+        self._note = note
+        self._noted: set[int] = set()
         self._tail: ScreenTail | None = None
         self._started_wall_s = time.time()
         self._run_id = request.rdzv_id or (
             uuid.uuid4().hex if rendezvous_of(request) is Rendezvous.LOCAL else "drivetrain"
         )
-        self._ranks = RankProcesses(grace_s=request.grace_s)
+        self._ranks = RankProcesses(grace_s=request.grace_s, held_files=(held.lock,))
         self._agent = _AgentEnd()
 
     def run(self) -> Outcome:
@@ -127,10 +151,18 @@ class _Job:
                 self._ranks.close()
                 if self._tail is not None:
                     self._tail.close()
-                outcome = self._outcome()
-                self._record.write_outcome(outcome, self._node_rank())
+                outcome = self._written(self._outcome())
         if self._agent.problem is not None:
             raise self._agent.problem
+        return outcome
+
+    def _written(self, outcome: Outcome) -> Outcome:
+        """The outcome, with the reason in it where it could not be written; it can still be shown."""
+        try:
+            self._record.write_outcome(outcome, self._node_rank())
+        except OSError as error:
+            problem = f"{self._record.outcome(self._node_rank())} could not be written: {error.strerror}"
+            return dataclasses.replace(outcome, error="\n".join(filter(None, (outcome.error, problem))))
         return outcome
 
     def _node_rank(self) -> int | None:
@@ -189,8 +221,12 @@ class _Job:
     def _follow_first_rank(self, start: RankStart) -> None:
         if self._show is None or start.rank != 0 or self._tail is not None:
             return
-        start.log.touch()
-        self._tail = ScreenTail(start.log, self._show, start=start.log.stat().st_size)
+        try:
+            start.log.touch()
+            size = start.log.stat().st_size
+        except OSError as error:
+            raise log_not_writable(start.log, error) from error
+        self._tail = ScreenTail(start.log, self._show, start=size)
 
     def _run_agent(self, done: Callable[[], None]) -> None:
         try:
@@ -220,8 +256,10 @@ class _Job:
                 return
             for signum in wake.wait(left_s):
                 if signum in _PASSED_ON:
-                    self._ranks.forward(signum)
+                    self._forward(signum)
                 elif self._ranks.interrupted is None:
+                    if self._tail is not None:
+                        self._tail.end_at_traceback()
                     self._ranks.interrupt(signum)
                     # Without ranks there is nothing to end or to tell the other machines.
                     wait_s = self._request.grace_s + _AGENT_S if self._ranks.is_started else 1.0
@@ -229,6 +267,15 @@ class _Job:
                 elif signum == signal.SIGINT:
                     self._ranks.kill()
                     give_up_s = time.monotonic() + 1.0
+
+    def _forward(self, signum: int) -> None:
+        deaf = self._ranks.forward(signum)
+        if not deaf or self._note is None or signum in self._noted:
+            return
+        self._noted.add(signum)
+        who = f"rank {deaf[0]} has" if len(deaf) == 1 else f"ranks {', '.join(map(str, deaf))} have"
+        name = signal_name(signum)
+        self._note(f"{name} was not passed on: {who} no handler for it, and would have died of it")
 
     def _outcome(self) -> Outcome:
         report = self._agent.report
@@ -245,7 +292,7 @@ class _Job:
             first = None
             code = exit_code_for_signal(self._ranks.interrupted)
             name = signal_name(self._ranks.interrupted)
-            error = f"the launcher was interrupted by {name}; all ranks were ended"
+            error = f"interrupted by {name}; the ranks have ended"
         elif code == ExitCode.DONE and (
             error or self._agent.problem or not ranks or report is None or report.has_failed
         ):

@@ -39,6 +39,12 @@ def read_tail(path: Path, *, start: int = 0, max_bytes: int = TAIL_BYTES) -> str
         return ""
 
 
+def begins_traceback(line: str) -> bool:
+    """Whether an uncaught exception, or one that the interpreter ignores, begins on this line."""
+    bare = _RANK_PREFIX.sub("", line.rstrip("\r\n"))
+    return _HEADER.match(bare) is not None or bare.startswith("Exception ignored ")
+
+
 def last_traceback(text: str) -> TracebackText | None:
     """The last complete or cut-off traceback in `text`, or None."""
     lines = [_RANK_PREFIX.sub("", line.rstrip("\r")) for line in text.split("\n")]

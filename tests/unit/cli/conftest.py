@@ -42,7 +42,7 @@ def launched(monkeypatch):
     """Stands in for the ranks and the display: notes what would have been launched, and how it ends."""
     seen = SimpleNamespace(requests=[], exit_code=0, lines=[], worker=[])
 
-    def launch(request, *, screen):
+    def launch(request, *, screen, note, lock):
         seen.requests.append(request)
         screen("a line of rank 0\n")
         return Outcome(
@@ -73,7 +73,9 @@ def launched(monkeypatch):
 
     for name, members in {
         "drivetrain.launch.torchrun": {"launch": launch},
-        "drivetrain.launch.describe": {"describe_failure": lambda outcome: "rank 1 failed first"},
+        "drivetrain.launch.describe": {
+            "describe_failure": lambda outcome: outcome.exit_code and "rank 1 failed first"
+        },
         "drivetrain.report.progress": {"ProgressDisplay": ProgressDisplay},
         "drivetrain.report.summary": {"summarise": lambda run_dir, outcome: f"summary of {run_dir.path}"},
         "drivetrain.train.worker": {"run_worker": run_worker},

@@ -183,7 +183,7 @@ def test_what_cannot_run_is_refused_and_nothing_is_created(cli, folder, launched
 
 
 def test_a_launch_refused_at_the_last_moment_leaves_nothing(cli, folder, launched, monkeypatch):
-    def refuse(request, *, screen):
+    def refuse(request, **_):
         (request.folder / "logs").mkdir()
         raise InputError("--master-port 1", "it is taken", "choose another")
 
@@ -221,6 +221,7 @@ def test_started_by_torchrun_this_process_is_the_rank(cli, folder, launched, mon
     assert launched.requests == []
     (folder / "runs/digits-job-5/events").mkdir()  # as the ranks would have made
     # A second job of that name is refused, but a restart of the same one finds its own folder.
+    (folder / "runs/digits-job-5/config.yaml").touch()  # by the ranks, once they train
     assert "already written there" in cli("train", "digits", "--resume", "none").err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert cli("train", "digits", "--resume", "none").code == 7

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -37,7 +38,12 @@ def write_error_file(folder: Path, timestamp: object) -> None:
 
 
 def outcome(
-    rank: int, *, exit_code: int | None = None, signum: int | None = None, at: float | None
+    rank: int,
+    *,
+    exit_code: int | None = None,
+    signum: int | None = None,
+    at: float | None,
+    message: str | None = None,
 ) -> RankOutcome:
     return RankOutcome(
         rank=rank,
@@ -48,6 +54,7 @@ def outcome(
         exit_code=exit_code,
         signal=signum,
         ended_wall_s=at,
+        message=message,
     )
 
 
@@ -132,6 +139,57 @@ def test_the_earliest_failure_wins_and_success_does_not_count() -> None:
     assert first is not None
     assert first.rank == 2
     assert earliest(ends[:1]) is None
+
+
+LOST = "RuntimeError: [pair.cc:545] Read error [127.0.0.1]:10130: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        outcome(0, signum=9, at=20.5, message="killed by SIGKILL: …"),  # the kernel took its time
+        outcome(0, signum=15, at=10.0, message="killed by SIGTERM: …"),
+        outcome(0, exit_code=3, at=10.2, message="exited with code 3 without a traceback"),
+        outcome(0, exit_code=1, at=10.3, message="ValueError: no"),
+    ],
+)
+def test_a_rank_that_lost_its_peer_is_not_blamed(cause: RankOutcome) -> None:
+    survivors = [outcome(rank, exit_code=1, at=10.0 + rank / 1e3, message=LOST) for rank in (1, 2)]
+    assert earliest([*survivors, cause]) == cause
+    assert earliest([cause, *survivors]) == cause
+
+
+def test_among_ranks_that_lost_their_peers_the_earliest_is_named() -> None:
+    ends = [outcome(rank, exit_code=1, at=10.0 - rank, message=LOST) for rank in range(3)]
+    assert earliest(ends) == ends[2]
+
+
+def test_a_failure_long_after_a_lost_peer_is_another_story() -> None:
+    lost = outcome(1, exit_code=1, at=10.0, message=LOST)
+    late = outcome(0, exit_code=1, at=41.0, message="ValueError: no")
+    assert earliest([late, lost]) == lost
+
+
+def test_a_sigkill_that_the_launcher_did_not_send_is_a_cause(tmp_path: Path) -> None:
+    """On a machine with GPUs a killed process takes seconds to end, and is told to end meanwhile."""
+    end = make_end(tmp_path, -signal.SIGKILL, stopped=995.0)
+    killed = rank_outcome(end, node_rank=0, host="a")
+    assert (killed.message or "").startswith("killed by SIGKILL")
+    assert causes([end], [killed]) == (killed,)
+    ours = dataclasses.replace(end, is_killed=True)
+    stopped = rank_outcome(ours, node_rank=0, host="a")
+    assert stopped.message == "ended by the launcher with SIGKILL"
+    assert causes([ours], [stopped]) == ()
+
+
+def test_an_abort_of_the_watchdog_is_told_in_its_own_words(tmp_path: Path) -> None:
+    said = "[E911] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
+    aborted = rank_outcome(
+        make_end(tmp_path, -signal.SIGABRT, log=f"epoch 1\n{said}\nterminate called\n"), node_rank=0, host="a"
+    )
+    assert aborted.message == f"killed by SIGABRT: {said}"
+    plain = rank_outcome(make_end(tmp_path, -signal.SIGABRT, log="terminate called\n"), node_rank=0, host="a")
+    assert earliest([aborted, plain]) == plain
 
 
 @pytest.mark.parametrize(

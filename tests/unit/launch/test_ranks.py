@@ -104,6 +104,31 @@ def test_an_interruption_is_forwarded_and_forbids_further_starts(
         start(ranks, tmp_path, "pass")
 
 
+def test_a_signal_is_forwarded_to_those_who_handle_it(ranks: RankProcesses, tmp_path: Path) -> None:
+    code = "import signal, time\nsignal.signal(10, {})\nprint('ready')\nwhile True: time.sleep(0.05)"
+    handlers = ("lambda *_: print('noted')", "signal.SIG_DFL", "signal.SIG_IGN")
+    start(ranks, tmp_path, *(code.format(handler) for handler in handlers))
+    for rank in range(3):
+        wait_for_text(tmp_path / f"{rank}.log", "ready")
+    assert ranks.forward(signal.SIGUSR1) == (1,)
+    wait_for_text(tmp_path / "0.log", "noted")
+    assert not ranks.wait(0.2)
+    assert [end.returncode for end in ranks.ends()] == [None, None, None]
+
+
+def test_a_sigkill_of_ours_is_told_from_one_from_elsewhere(ranks: RankProcesses, tmp_path: Path) -> None:
+    code = "import os, signal, time\nsignal.signal(15, {})\nprint('ready')\nwhile True: time.sleep(0.05)"
+    handlers = ("lambda *_: os.kill(os.getpid(), 9)", "signal.SIG_IGN")
+    start(ranks, tmp_path, *(code.format(handler) for handler in handlers))
+    for rank in range(2):
+        wait_for_text(tmp_path / f"{rank}.log", "ready")
+    ranks.stop()
+    ends = ranks.ends()
+    assert [end.returncode for end in ends] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert [end.is_killed for end in ends] == [False, True]
+    assert all(end.stopped_wall_s is not None for end in ends)
+
+
 def test_a_new_attempt_keeps_the_log_and_says_where_it_begins(ranks: RankProcesses, tmp_path: Path) -> None:
     start(ranks, tmp_path, "print('first'); raise SystemExit(1)")
     assert ranks.wait(10.0)

@@ -3,6 +3,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from drivetrain.launch.screen import ScreenTail
 
 
@@ -57,3 +59,39 @@ def test_a_reader_that_has_gone_does_not_disturb(tmp_path: Path) -> None:
     tail = ScreenTail(log, broken, start=0)
     assert called.wait(5.0)
     tail.close()
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r", "\r\nnext\r"])
+def test_a_line_of_10_mb_is_shown_in_time(tmp_path: Path, end: str) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"before\n" + b"x" * 10_000_000 + end.encode())
+    pieces: list[str] = []
+    start = time.monotonic()
+    tail = ScreenTail(log, pieces.append, start=0)
+    tail.close(20.0)
+    assert time.monotonic() - start < 1.5
+    assert "".join(pieces) == "before\n" + "x" * 10_000_000 + end
+    assert max(map(len, pieces)) < 200_000  # none of it is held back until its end comes
+
+
+def test_a_carriage_return_at_the_end_of_a_read_is_not_cut_from_its_newline(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = ("x" * 65_535 + "\r\n") * 3  # "\r" is the last character of the first 64 KiB
+    log.write_text(text, newline="")
+    pieces: list[str] = []
+    ScreenTail(log, pieces.append, start=0).close()
+    assert pieces == ["x" * 65_535 + "\r\n"] * 3
+
+
+def test_after_an_interruption_a_traceback_ends_the_showing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    trace = "Traceback (most recent call last):\n  File …\nKeyError: 1\n"
+    log.write_text(trace)
+    pieces: list[str] = []
+    tail = ScreenTail(log, pieces.append, start=0)
+    wait_until(lambda: "".join(pieces) == trace)
+    tail.end_at_traceback()
+    with log.open("a") as file:
+        file.write("saved\n[rank0]: " + trace.replace("KeyError: 1", "KeyboardInterrupt") + "more\n")
+    tail.close()
+    assert "".join(pieces) == trace + "saved\n"

@@ -77,9 +77,9 @@ def test_a_loss_that_loses_most_of_what_was_learnt_grew_from_its_lowest() -> Non
 
 
 def test_a_loss_that_rises_and_comes_back_to_its_start_is_told() -> None:
-    assert divergence(run(lambda step: 80.0 if 5 < step < 60 else 2.3)) == [
-        "the training loss grew from 2.3 at step 1 to 78.84 at step 59 and ended at 2.353, about where it began"
-    ]
+    told = divergence(run(lambda step: 80.0 if 5 < step < 60 else 2.3))
+    assert len(told) == 1
+    assert "grew from 2.3 at step 1 to 78.84 at step 59 and ended at 2.353, about where it began" in told[0]
 
 
 def test_a_resumed_run_that_blows_up_grew_from_where_it_began() -> None:
