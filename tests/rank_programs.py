@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import drivetrain as dt
 from drivetrain.engine.optimizers import OptimizerSpec, Schedule
@@ -48,21 +49,39 @@ def render(sample: tuple[Tensor, int], params: Any) -> tuple[Tensor, int]:
     return sample[0] * (1 + 0.1 * scale) + 0.1 * shift, sample[1]
 
 
+class Residual(nn.Module):
+    """A block that repeats, so that fsdp has something to shard by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
 class Net(nn.Module):
     """Several layers, so that DDP has an order of gradients to settle; with dropout and a norm if asked."""
 
-    def __init__(self, *, norm: str = "group", dropout: float = 0.0, unused: bool = False) -> None:
+    def __init__(
+        self, *, norm: str = "group", dropout: float = 0.0, unused: bool = False, repeats: int = 0
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(1, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8) if norm == "batch" else nn.GroupNorm(2, 8)
         self.dropout = nn.Dropout(dropout)
         self.hidden = nn.Linear(8 * 36, 32)
+        self.residuals = nn.ModuleList(Residual() for _ in range(repeats))
         self.head = nn.Linear(32, 2)
         self.unused = nn.Linear(3, 3) if unused else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm(self.conv(x))).flatten(1)
-        return self.head(torch.relu(self.dropout(self.hidden(x))))
+        x = torch.relu(self.dropout(self.hidden(x)))
+        for residual in self.residuals:
+            x = residual(x)
+        return self.head(x)
 
 
 def train(
@@ -76,6 +95,7 @@ def train(
     weight_decay: float = 0.01,
     seed: int = 3,
     only_first_reads_loss: bool = False,
+    evaluate_every: int | None = None,
     net: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
     optimizer: str = "adamw",
@@ -122,9 +142,11 @@ def train(
                 losses.append(out.loss)
             if run.checkpoint_if_due(state, step) is not None:
                 saved.append(state.step)
+            if evaluate_every and state.step % evaluate_every == 0:
+                run.evaluate(state, Points(), objective, {}, render=render, loader_cost="memory")
             time.sleep(pause_s)
-        weights = {name: t.detach().cpu().clone() for name, t in state.module.state_dict().items()}
-        ema = {name: t.cpu().clone() for name, t in state.ema.weights.items()} if state.ema else {}
+        weights = {name: whole(t) for name, t in state.module.state_dict().items()}
+        ema = {name: whole(t) for name, t in state.ema.weights.items()} if state.ema else {}
         scale = state.scaler.get_scale() if state.scaler else None
     return {
         "first_step": first_step,
@@ -137,6 +159,11 @@ def train(
         "notes": run.notes,
         "accumulation": run.plan.accumulation,
     }
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A copy of all of a tensor that may be sharded. Called by all ranks."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
 
 
 def _own_step(run: dt.Run, state: Any, step: Any) -> Any:

@@ -18,19 +18,23 @@ from drivetrain.config.sections import (
     Epochs,
     EvaluateConfig,
     Expects,
+    FsdpConfig,
     LaunchConfig,
+    MeshConfig,
     ModelConfig,
     OptimConfig,
     ScheduleConfig,
     Section,
     TelemetryConfig,
     Text,
+    Whole,
 )
 
 STRATEGIES: dict[str, str] = {
     "auto": "single at one process, ddp at more",
     "single": "one process, no wrapper",
     "ddp": "every rank holds the whole model; gradients are averaged",
+    "fsdp": "every rank holds a part of weights, gradients and optimizer state",
 }
 """Names that `strategy` may take, with a line each. Later strategies add their name here."""
 
@@ -83,6 +87,11 @@ class RunConfig(Section):
     epochs: Epochs | None = Field(10.0, description="Passes over the data; null: until max_steps.")
     max_steps: Count | None = Field(None, description="Steps at most; with epochs, whichever ends first.")
     strategy: StrategyName = Field("auto", description="How the ranks share the work.")
+    mesh: MeshConfig = Field(default_factory=MeshConfig, description="How the strategy lays out the ranks.")
+    fsdp: FsdpConfig = Field(default_factory=FsdpConfig, description="fsdp only.")
+    activation_checkpointing: Whole = Field(
+        0, description="Every n-th block recomputes its activations in the backward: less memory; 0: none."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where a GPU is visible.")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto", description="auto: bf16 on GPUs that have it, else fp32."

@@ -43,6 +43,12 @@ def _check_nnodes(value: str) -> str:
     return value
 
 
+def _check_degree(value: int) -> int:
+    if value == 0:
+        raise ValueError("1 or more, or -1 wanted")
+    return value
+
+
 # What counts and sizes are bounded by: beyond it something overflows long after the run was accepted.
 _MOST = 2**31 - 1
 
@@ -50,6 +56,13 @@ Auto = Literal["auto"]
 Count = Annotated[int, Ge(1), Le(_MOST), Expects("a whole number from 1 to 2^31 - 1")]
 Whole = Annotated[int, Ge(0), Le(_MOST), Expects("a whole number from 0 to 2^31 - 1")]
 Epochs = Annotated[float, Gt(0.0), Le(1e6), Expects("a number greater than 0, at most 1e6")]
+Degree = Annotated[
+    int,
+    Ge(-1),
+    Le(_MOST),
+    AfterValidator(_check_degree),
+    Expects("a whole number from 1, or -1 for the rest"),
+]
 Positive = Annotated[float, Gt(0.0)]
 NonNegative = Annotated[float, Ge(0.0)]
 Fraction = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -149,6 +162,26 @@ class ScheduleConfig(Section):
     gamma: Annotated[float, Gt(0.0), Le(1.0)] = Field(
         0.1, description="step: each drop multiplies the rate by this."
     )
+
+
+class MeshConfig(Section):
+    """Degrees of the mesh's axes; null leaves an axis to the strategy, -1 gives it the rest of the ranks."""
+
+    dp_replicate: Degree | None = Field(None, description="fsdp: how many times the shards are held.")
+    dp_shard: Degree | None = Field(None, description="fsdp: ranks that share one copy of the weights.")
+
+    def degrees(self) -> dict[str, int]:
+        """The axes that were set."""
+        return {axis: degree for axis, degree in self.model_dump().items() if degree is not None}
+
+
+class FsdpConfig(Section):
+    """How weights are sharded."""
+
+    reshard_after_forward: Auto | bool = Field(
+        "auto", description="Drop gathered weights after the forward; auto: all but the outermost module's."
+    )
+    cpu_offload: bool = Field(False, description="Keep shards and optimizer state in host memory.")
 
 
 class EvaluateConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,11 @@ class RunSettings:
         micro_batch: the most samples a rank runs at once; None runs its whole share.
         clip_norm: global gradient norm to clip to.
         ema_decay: decay of an exponential moving average of the weights, used for evaluation.
+        mesh: degrees of the mesh's axes, see `spec.layout`; -1 is the rest.
+        fsdp_reshard_after_forward: whether gathered weights are dropped after the forward and gathered again
+            for the backward; None: for all but the outermost.
+        fsdp_cpu_offload: keeps shards and optimizer in host memory.
+        activation_checkpointing: every n-th block recomputes its activations in the backward; 0: none.
         channels_last: None uses it for convolutional networks on GPUs.
         static_graph: whether every step uses the same parameters in the same order (DDP's promise).
         find_unused_parameters: for loops with `Run.step`, whose model leaves parameters without a gradient in
@@ -50,6 +56,10 @@ class RunSettings:
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: PrecisionName = "auto"
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    fsdp_reshard_after_forward: bool | None = None
+    fsdp_cpu_offload: bool = False
+    activation_checkpointing: int = 0
     compile: bool = False
     channels_last: bool | None = None
     sync_batchnorm: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from drivetrain.engine.ema import Ema
 from drivetrain.engine.precision import Precision
@@ -63,6 +64,11 @@ class TrainState:
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * factor
         return self.base_lrs[0] * factor
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def has_convolutions(module: nn.Module) -> bool:

@@ -45,24 +45,30 @@ def _refuse_a_mean(state: TrainState, objective: Objective, micro: MicroBatch) -
     Raises:
         InputError: the halves average to the whole.
     """
-    half = micro.size // 2
-    if objective.weight is not None or micro.num_valid != micro.size or micro.size % 2 or half == 0:
+    if objective.weight is not None:
         return
+    # The same three forward passes on every rank, whatever its share: in some strategies they communicate.
+    half = max(micro.size // 2, 1)
+    parts = (micro.map_tensors(lambda t: t[: 2 * half]), *_halves(micro, half))
     was_training = state.module.training
     state.module.eval()
     with torch.no_grad():
         model = state.model.around(state.module)
-        parts = [micro, micro.map_tensors(lambda t: t[:half]), micro.map_tensors(lambda t: t[half:])]
         losses = [objective.loss(call_model(model, objective.inputs(part)), part) for part in parts]
     state.module.train(was_training)
-    if losses[0].ndim != 0:
+    if losses[0].ndim != 0 or micro.size < 2 or micro.num_valid != micro.size:
         return
     whole, first, second = (float(loss) for loss in losses)
     is_mean = abs(whole - (first + second) / 2) <= 1e-3 * abs(whole)
     if is_mean and abs(whole - (first + second)) > 0.1 * abs(whole):
         raise InputError(
             "the loss",
-            f"it looks like a mean: {whole:.4g} over {micro.size} samples, over the halves {first:.4g} and"
+            f"it looks like a mean: {whole:.4g} over {2 * half} samples, over the halves {first:.4g} and"
             f" {second:.4g}",
             "return one loss a sample, shape (B,), or their sum (reduction='none' or 'sum')",
         )
+
+
+def _halves(micro: MicroBatch, half: int) -> tuple[MicroBatch, MicroBatch]:
+    first = micro.map_tensors(lambda t: t[:half])
+    return first, micro.map_tensors(lambda t: t[half : 2 * half]) if micro.size >= 2 else first

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.rank_env import RankEnv
@@ -60,8 +61,10 @@ class World:
             dist.destroy_process_group()
 
 
-def open_world(env: RankEnv, *, device: str, timeout_s: float) -> World:
+def open_world(env: RankEnv, *, device: str, timeout_s: float, needs_group: bool = False) -> World:
     """Chooses this rank's device and joins the process group. Called by all ranks; waits for all.
+
+    One rank alone gets a group only where `needs_group`.
 
     Raises:
         InputError: a GPU was asked for that this rank does not have, or there is no address to meet at.
@@ -69,7 +72,7 @@ def open_world(env: RankEnv, *, device: str, timeout_s: float) -> World:
     chosen = _choose_device(env, device)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if env.world_size == 1:
+    if env.world_size == 1 and not needs_group:
         return World(env=env, device=chosen, control=None, owns_group=False)
     owns_group = not dist.is_initialized()
     timeout = timedelta(seconds=timeout_s)
@@ -78,15 +81,21 @@ def open_world(env: RankEnv, *, device: str, timeout_s: float) -> World:
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
-            init_method=_meeting_point(env, os.environ),
+            **_meeting(env),
             rank=env.rank,
             world_size=env.world_size,
             timeout=timeout,
             device_id=chosen if chosen.type == "cuda" else None,
         )
+    if env.world_size == 1:
+        return World(env=env, device=chosen, control=None, owns_group=owns_group)
     control = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(control, dist.ProcessGroup)
     return World(env=env, device=chosen, control=control, owns_group=owns_group)
+
+
+def _meeting(env: RankEnv) -> dict[str, Any]:
+    return {"store": HashStore()} if env.world_size == 1 else {"init_method": _meeting_point(env, os.environ)}
 
 
 def _choose_device(env: RankEnv, device: str) -> torch.device:

@@ -63,7 +63,7 @@ def thread_variables(nproc_per_node: int, environ: Mapping[str, str]) -> tuple[d
 
     Without it every rank would start a thread for every core, and the ranks slow each other down.
     """
-    if "OMP_NUM_THREADS" in environ:
+    if environ.get("OMP_NUM_THREADS"):
         return {}, None
     from drivetrain.hardware.cpu import usable_cpus
 

@@ -27,11 +27,15 @@ def evaluate(
     metrics: Mapping[str, Any],
     *,
     update: UpdateMetric,
+    forwards: contextlib.AbstractContextManager[None],
 ) -> dict[str, float]:
     """Metrics of the bare model over this rank's `batches`, on its device, and everybody else's.
 
     Called by all ranks; the model is called without its wrapper, and communication comes at the end. Uses
     the moving average of the weights where there is one, and the mean of the ranks' running statistics.
+
+    Args:
+        forwards: the strategy's, around the forward passes.
 
     Returns:
         The metrics by name, and `loss`, the mean over all valid samples.
@@ -45,7 +49,7 @@ def evaluate(
         metric.to(device)
         metric.reset()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    with averaged_buffers(module, world), average, torch.no_grad():
+    with averaged_buffers(module, world), average, forwards, torch.no_grad():
         for placed in batches:
             output = call_model(model, objective.inputs(placed))
             sums[0] += objective.loss_sum(output, placed)

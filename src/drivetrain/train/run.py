@@ -77,8 +77,13 @@ class Run:
         self.settings = settings
         set_determinism(deterministic=settings.deterministic)
         env = read_rank_env(os.environ)
-        self.world = open_world(env, device=settings.device, timeout_s=settings.timeout_s)
-        self.strategy = load_strategy(settings.strategy, world_size=self.world.size)
+        self.strategy = load_strategy(settings.strategy, world_size=env.world_size)
+        self.world = open_world(
+            env,
+            device=settings.device,
+            timeout_s=settings.timeout_s,
+            needs_group=self.strategy.needs_group,
+        )
         refusals = self.strategy.refusals(settings, self.world)
         if refusals:
             raise InputError(f"strategy {self.strategy.name}", "; ".join(refusals), "change what is named")
@@ -418,7 +423,15 @@ class Run:
             device=self.world.device,
             on_bad_sample=self.settings.on_bad_sample,
         )
-        results = evaluate(state, self.world, loader.device_batches(), objective, metrics, update=update)
+        results = evaluate(
+            state,
+            self.world,
+            loader.device_batches(),
+            objective,
+            metrics,
+            update=update,
+            forwards=self.strategy.evaluation(state),
+        )
         if self.world.rank == 0:
             num_samples = self._stream.num_samples if self._stream is not None else 0
             self.recorder.write(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -184,13 +184,17 @@ def run_settings(
         name=config.name,
         log_every_steps=config.log_every_steps,
         strategy=config.strategy,
+        mesh=config.mesh.degrees(),
+        fsdp_reshard_after_forward=_unless_auto(config.fsdp.reshard_after_forward),
+        fsdp_cpu_offload=config.fsdp.cpu_offload,
+        activation_checkpointing=config.activation_checkpointing,
         global_batch=config.global_batch,
         micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
         seed=config.seed,
         device=config.device,
         precision=config.precision,
         compile=compiles,
-        channels_last=None if config.channels_last == "auto" else config.channels_last,
+        channels_last=_unless_auto(config.channels_last),
         sync_batchnorm=config.sync_batchnorm,
         static_graph=static_graph,
         deterministic=config.deterministic,
@@ -205,6 +209,10 @@ def run_settings(
         on_bad_sample=config.data.on_bad_sample,
         timeout_s=config.timeout_s,
     )
+
+
+def _unless_auto(value: bool | Literal["auto"]) -> bool | None:
+    return None if value == "auto" else value
 
 
 def optimizer_of(config: RunConfig) -> OptimizerSpec:

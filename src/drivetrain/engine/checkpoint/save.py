@@ -17,7 +17,7 @@ from drivetrain.engine.buffers import averaged_buffers
 from drivetrain.engine.checkpoint import files
 from drivetrain.engine.checkpoint.content import own_buffers_of, random_state, scalars_of, tensors_of
 from drivetrain.engine.checkpoint.tensor_files import write_tensors
-from drivetrain.engine.state import TrainState
+from drivetrain.engine.state import TrainState, local_part
 from drivetrain.engine.world import World
 from drivetrain.spec.errors import CheckpointError, NonFiniteLossError
 from drivetrain.spec.run_dir import RunDir
@@ -91,7 +91,7 @@ def _check_finite(state: TrainState, world: World) -> None:
         (
             name
             for name, parameter in state.module.named_parameters()
-            if not bool(torch.isfinite(parameter).all())
+            if not bool(torch.isfinite(local_part(parameter.detach())).all())
         ),
         None,
     )

@@ -10,6 +10,7 @@ from drivetrain.spec.errors import InputError
 _WHERE = {
     "single": "drivetrain.engine.strategies.single:Single",
     "ddp": "drivetrain.engine.strategies.ddp:Ddp",
+    "fsdp": "drivetrain.engine.strategies.fsdp:Fsdp",
 }
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from drivetrain.engine.blocks import blocks_of, checkpoint_activations
 from drivetrain.engine.ema import Ema
 from drivetrain.engine.precision import Precision
 from drivetrain.engine.settings import RunSettings
@@ -49,6 +52,8 @@ class Strategy(Protocol):
     """How a model is placed on ranks and stepped."""
 
     name: str
+    needs_group: bool
+    """Whether it wants a process group even on one rank."""
 
     def refusals(self, settings: RunSettings, world: World) -> list[str]:
         """Why these settings cannot run under it; empty if they can. Asked before anything starts."""
@@ -78,20 +83,36 @@ class Strategy(Protocol):
     def clip(self, state: TrainState, max_norm: float) -> Tensor:
         """Clips to the global norm; returns the norm before clipping, a scalar on the device."""
 
+    def evaluation(self, state: TrainState) -> AbstractContextManager[None]:
+        """Surrounds the forward passes of an evaluation, which no backward follows."""
 
-def build_on_device(build: Build) -> tuple[nn.Module, bool]:
-    """The model, built from the run's seed (the same weights on every rank), on this rank's device, with
-    SyncBatchNorm and the memory format as set. Returns it and whether it is channels_last."""
-    settings, device = build.settings, build.world.device
+
+def built_model(build: Build) -> nn.Module:
+    """The model as the factory makes it after the run's seed: the same weights on every rank; with
+    SyncBatchNorm where it is set.
+
+    Raises:
+        InputError: the factory made no model.
+    """
+    settings = build.settings
     random.seed(settings.seed)
     np.random.seed(settings.seed % 2**32)
     torch.manual_seed(settings.seed)
-    module: Any = build.model()
-    if not isinstance(module, nn.Module):
-        found = f"it returned a {type(module).__name__}"
-        raise InputError("build_model()", found, "return a torch.nn.Module")
+    made: Any = build.model()
+    if not isinstance(made, nn.Module):
+        raise InputError("build_model()", f"it returned a {type(made).__name__}", "return a torch.nn.Module")
+    module: nn.Module = made
     if settings.sync_batchnorm and build.world.size > 1:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    return module
+
+
+def build_on_device(build: Build) -> tuple[nn.Module, bool]:
+    """The model on this rank's device, in the memory format as set. Returns it and whether that is
+    channels_last."""
+    settings, device = build.settings, build.world.device
+    module = built_model(build)
+    checkpoint_activations(blocks_of(module), every=settings.activation_checkpointing)
     wanted = settings.channels_last
     channels_last = (device.type == "cuda" and has_convolutions(module)) if wanted is None else wanted
     module = module.to(device)
@@ -134,4 +155,6 @@ def _check_optimizer(optimizer: object, module: nn.Module) -> None:
 
 
 def clip_by_norm(state: TrainState, max_norm: float) -> Tensor:
-    return torch.nn.utils.clip_grad_norm_(state.module.parameters(), max_norm)
+    norm = torch.nn.utils.clip_grad_norm_(state.module.parameters(), max_norm)
+    # Of sharded gradients each rank has its part of the norm; the whole is asked for here.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Ddp:
     """
 
     name = "ddp"
+    needs_group = False
 
     def refusals(self, settings: RunSettings, world: World) -> list[str]:
         if settings.sync_batchnorm and world.size > 1 and world.device.type != "cuda":
@@ -92,6 +94,9 @@ class Ddp:
 
     def clip(self, state: TrainState, max_norm: float) -> Tensor:
         return clip_by_norm(state, max_norm)
+
+    def evaluation(self, state: TrainState) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _wrap(

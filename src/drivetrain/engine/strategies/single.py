@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from torch import Tensor
 
 from drivetrain.engine.objective import Objective
@@ -22,6 +24,7 @@ class Single:
     """Plain training on one device."""
 
     name = "single"
+    needs_group = False
 
     def refusals(self, settings: RunSettings, world: World) -> list[str]:
         if world.size > 1:
@@ -49,3 +52,6 @@ class Single:
 
     def clip(self, state: TrainState, max_norm: float) -> Tensor:
         return clip_by_norm(state, max_norm)
+
+    def evaluation(self, state: TrainState) -> AbstractContextManager[None]:
+        return nullcontext()
