@@ -110,7 +110,7 @@ def status_line(state: RunState, *, with_eval: bool) -> str:
     if state.lr is not None:
         pieces.append(f"lr {state.lr:.3g}")
     rates = state.rates()
-    pieces.append(rates_text(rates, state.started.sample_unit))
+    pieces.append(rates_text(rates, state.started.sample_unit, state.started.tokens_per_sample))
     eta_s = state.eta_s(rates)
     if state.ended is not None:
         pieces.append(f"{state.ended.status} after {wording.duration(state.ended.seconds)}")
@@ -136,11 +136,11 @@ def eval_text(state: RunState) -> str:
     return f"eval {text}"
 
 
-def rates_text(rates: Rates, unit: str) -> str:
+def rates_text(rates: Rates, unit: str, tokens_per_sample: int | None = None) -> str:
     """Rate and data wait, total and by rank (the slowest alone where there are many)."""
     if rates.samples_per_s is None:
         return ""
-    text = f"{wording.rate(rates.samples_per_s)} {unit}/s"
+    text = wording.speed(rates.samples_per_s, unit, tokens_per_sample)
     speeds = {rank: item.samples_per_s for rank, item in rates.per_rank.items()}
     known = {rank: speed for rank, speed in speeds.items() if speed is not None}
     if 1 < len(known) <= _MOST_RANKS:

@@ -147,13 +147,15 @@ def _result(state: RunState) -> list[str]:
 
 def _speed(state: RunState) -> list[str]:
     rates = state.throughput.whole()
-    unit = state.started.sample_unit if state.started is not None else "samples"
+    unit, tokens = "samples", None
+    if state.started is not None:
+        unit, tokens = state.started.sample_unit, state.started.tokens_per_sample
     if rates.samples_per_s is None:
         return [_row("speed", "not known: too few steps, or not all ranks, were timed")]
     lines = [
         _row(
             "speed",
-            f"{wording.rate(rates.samples_per_s)} {unit}/s in all, over {rates.num_steps} usual steps",
+            f"{wording.speed(rates.samples_per_s, unit, tokens)} in all, over {rates.num_steps} usual steps",
         )
     ]
     speeds = {r: item.samples_per_s for r, item in rates.per_rank.items() if item.samples_per_s is not None}
@@ -262,7 +264,9 @@ def _try_next(state: RunState, run_dir: RunDir, status: str, saved: Path | None)
         offers.append((f"the same batches on {num} processes, if there are as many devices", command))
     if saved is not None and started.num_samples > 0:
         epochs = started.total_steps * started.global_batch / started.num_samples
-        command = f"{resume_command(run_dir)} --epochs {max(round(2 * epochs), 1)}"
+        # A run of less than half an epoch was ended by max_steps.
+        length = f"--epochs {round(2 * epochs)}" if epochs > 0.5 else f"--max-steps {2 * started.total_steps}"
+        command = f"{resume_command(run_dir)} {length}"
         offers.append(("train twice as long", command))
     return _commands(offers)
 

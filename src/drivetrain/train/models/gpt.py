@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.spec.errors import InputError
-from drivetrain.train.models.gpt_blocks import Block, Rope
+from drivetrain.train.models.gpt_blocks import Block, Rope, linear
 from drivetrain.train.models.gpt_config import GptConfig
 from drivetrain.train.models.token_loss import chunked_cross_entropy, cross_entropy_of_logits
 
@@ -33,10 +33,12 @@ class Gpt(nn.Module):
         device = torch.get_default_device()
         rows, width = config.padded_vocab_size, config.width
         rope = Rope(config)
-        self.embed: nn.Embedding | None = nn.utils.skip_init(nn.Embedding, rows, width, device=device)
+        self.embed: nn.Embedding | None = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+            nn.Embedding, rows, width, device=device
+        )
         self.blocks = nn.ModuleDict({str(i): Block(config, rope) for i in range(config.num_layers)})
         self.norm: nn.RMSNorm | None = nn.RMSNorm(width, eps=config.norm_eps)
-        self.head: nn.Linear | None = nn.utils.skip_init(nn.Linear, width, rows, bias=False, device=device)
+        self.head: nn.Linear | None = linear(width, rows)
         self.tie_weights()
         if device.type != "meta":
             self.init_weights()

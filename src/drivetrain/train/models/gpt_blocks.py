@@ -31,8 +31,9 @@ _HOPPER = 9  # compute capability
 def linear(num_inputs: int, num_outputs: int) -> nn.Linear:
     """A linear layer without bias, its weights not initialised: `Gpt.init_weights` does that, once."""
     # skip_init allocates on the CPU unless told, even inside `with torch.device("meta")`.
-    made: nn.Linear = nn.utils.skip_init(
-        nn.Linear, num_inputs, num_outputs, bias=False, device=torch.get_default_device()
+    device = torch.get_default_device()
+    made: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        nn.Linear, num_inputs, num_outputs, bias=False, device=device
     )
     return made
 
@@ -103,7 +104,7 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, length, heads · head width) → (B, heads, length, head width)."""
-        return x.unflatten(-1, (-1, self._head_width)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self._head_width).transpose(1, 2)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -155,4 +156,5 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, length, width) → the same."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.ffn(self.ffn_norm(x))
+        out: Tensor = x + self.ffn(self.ffn_norm(x))
+        return out

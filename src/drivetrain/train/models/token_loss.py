@@ -1,6 +1,6 @@
 """Cross-entropy of tokens that never holds the logits of all of them in fp32.
 
-At 16,384 tokens and a vocabulary of 50,304 the fp32 logits alone are 3.3 GB, and their gradient as much again.
+At 16,384 tokens and a vocabulary of 50,304 the fp32 logits are 3.3 GB, and their gradient as much again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def chunked_cross_entropy(
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    losses: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    losses: Tensor = _ChunkedCrossEntropy.apply(
         hidden.flatten(0, -2),
         weight,
         targets.flatten(),
@@ -61,7 +61,9 @@ def cross_entropy_of_logits(
     flat, flat_targets = logits.flatten(0, -2), targets.flatten()
     losses = [
         checkpoint(_plain, part, wanted, ignore_index, use_reentrant=False)
-        for part, wanted in zip(flat.split(chunk_tokens), flat_targets.split(chunk_tokens), strict=True)
+        for part, wanted in zip(
+            torch.split(flat, chunk_tokens), torch.split(flat_targets, chunk_tokens), strict=True
+        )
     ]
     return torch.cat(losses).view(targets.shape)
 
@@ -84,7 +86,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         cast_weight = weight.to(dtype)
         losses, log_sums = [], []
-        for part, wanted in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
+        for part, wanted in zip(
+            torch.split(hidden, chunk_tokens), torch.split(targets, chunk_tokens), strict=True
+        ):
             logits = _logits(part.to(dtype), cast_weight, vocab_size)
             log_sum = logits.logsumexp(dim=-1)
             counts = wanted != ignore_index
@@ -97,14 +101,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, log_sums = ctx.saved_tensors
         vocab_size, ignore_index, chunk_tokens, dtype = ctx.facts
         cast_weight = weight.to(dtype)
         grads_hidden = []
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        parts = (tensor.split(chunk_tokens) for tensor in (hidden, targets, log_sums, grad))
+        parts = (torch.split(tensor, chunk_tokens) for tensor in (hidden, targets, log_sums, grad))
         for part, wanted, log_sum, upstream in zip(*parts, strict=True):
             cast = part.to(dtype)
             # d loss / d logits = softmax − one-hot, for each token times what comes from above.
