@@ -81,19 +81,62 @@ class TokenHeader:
         return fields + _check(fields)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenFile:
+    """An open token file, mapped read-only: only pages that are read take memory, shared by all processes.
+
+    Attributes:
+        tokens: (num_tokens,).
+        boundaries: (num_documents + 1,) uint64; document d is tokens[b[d] : b[d + 1]], its separator last.
+    """
+
+    header: TokenHeader
+    tokens: NDArray[Any]
+    boundaries: NDArray[np.uint64]
+
+
+def open_tokens(path: str | Path) -> TokenFile:
+    """Maps a token file. Header and content are of one file, even if another is just put into its place.
+
+    Raises:
+        InputError: see `read_header`.
+    """
+    with _opened(path) as file:
+        header = _read_header(path, file)
+        tokens = np.memmap(
+            file, dtype=header.dtype, mode="r", offset=HEADER_BYTES, shape=(header.num_tokens,)
+        )
+        boundaries = np.memmap(
+            file,
+            dtype="<u8",
+            mode="r",
+            offset=header.boundaries_offset,
+            shape=(header.num_documents + 1,),
+        )
+    return TokenFile(header=header, tokens=tokens, boundaries=boundaries)
+
+
 def read_header(path: str | Path) -> TokenHeader:
     """The header of a token file, held against its size.
 
     Raises:
         InputError: the file cannot be read, is no token file, is damaged, or was cut off.
     """
-    asked = f"token file {path}"
+    with _opened(path) as file:
+        return _read_header(path, file)
+
+
+def _opened(path: str | Path) -> BinaryIO:
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
+        return Path(path).open("rb")
     except OSError as error:
-        raise InputError(asked, error.strerror or str(error), "check data.path") from error
+        raise InputError(f"token file {path}", error.strerror or str(error), "check data.path") from error
+
+
+def _read_header(path: str | Path, file: BinaryIO) -> TokenHeader:
+    asked = f"token file {path}"
+    raw = file.read(HEADER_BYTES)
+    size = os.fstat(file.fileno()).st_size
     if not raw.startswith(MAGIC):
         raise InputError(
             asked, "it does not begin as one", "make one from text: drivetrain data prepare --text … -o FILE"
@@ -104,9 +147,7 @@ def read_header(path: str | Path) -> TokenHeader:
         raw[: _HEADER.size]
     )
     if version != VERSION or token_bytes not in _TYPES:
-        raise InputError(
-            asked, f"it is of version {version} with {token_bytes} bytes a token", f"{_MAKE_AGAIN}"
-        )
+        raise InputError(asked, f"it is of version {version} with {token_bytes} bytes a token", _MAKE_AGAIN)
     header = TokenHeader(
         token_bytes=token_bytes,
         vocab_size=vocab,
@@ -123,18 +164,6 @@ def read_header(path: str | Path) -> TokenHeader:
             _MAKE_AGAIN,
         )
     return header
-
-
-def map_tokens(path: str | Path, header: TokenHeader) -> NDArray[Any]:
-    """(num_tokens,) mapped, read-only: only the pages that are read take memory, shared by all processes."""
-    shape = (header.num_tokens,)
-    return np.memmap(path, dtype=header.dtype, mode="r", offset=HEADER_BYTES, shape=shape)
-
-
-def map_boundaries(path: str | Path, header: TokenHeader) -> NDArray[np.uint64]:
-    """(num_documents + 1,) mapped, read-only: document d is tokens[b[d] : b[d + 1]], its separator last."""
-    shape = (header.num_documents + 1,)
-    return np.memmap(path, dtype="<u8", mode="r", offset=header.boundaries_offset, shape=shape)
 
 
 class TokenWriter:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drivetrain.data.permutation import KeyedPermutation
-from drivetrain.data.token_file import map_boundaries, map_tokens, read_header
+from drivetrain.data.token_file import open_tokens
 from drivetrain.spec.errors import InputError
 
 TokenSplit = Literal["all", "train", "val"]
@@ -49,10 +49,11 @@ class TokenDataset:
         val_fraction: float = 0.1,
     ) -> None:
         self.path = str(path)
-        self.header = read_header(path)
+        opened = open_tokens(path)
+        self.header = opened.header
         self.sequence_length = sequence_length
         self.split = split
-        starts, ends = _runs(self._boundaries(), split, val_fraction)
+        starts, ends = _runs(opened.boundaries, split, val_fraction)
         self._starts = starts  # of each run of tokens in the file
         self._ends = np.cumsum(ends - starts)  # of each run in the split
         self._tokens: NDArray[Any] | None = None
@@ -94,7 +95,12 @@ class TokenDataset:
         """Tokens [start, stop) of the split, gathered from its runs in the file."""
         if self._tokens is None:
             # In the process that reads: mapped pages are shared all the same.
-            self._tokens = map_tokens(self.path, self.header)
+            opened = open_tokens(self.path)
+            if opened.header != self.header:
+                raise InputError(
+                    f"token file {self.path}", "it was replaced while in use", "start the run anew"
+                )
+            self._tokens = opened.tokens
         out = np.empty(stop - start, dtype=np.int64)
         run = int(np.searchsorted(self._ends, start, side="right"))
         done = 0
@@ -106,9 +112,6 @@ class TokenDataset:
             done += count
             run += 1
         return out
-
-    def _boundaries(self) -> NDArray[np.uint64]:
-        return map_boundaries(self.path, self.header)
 
     def __getstate__(self) -> dict[str, Any]:
         # A mapping pickles as all its bytes; the other process maps the file itself.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -14,9 +15,7 @@ from drivetrain.train.models.gpt import Gpt
 from drivetrain.train.models.gpt_blocks import Attention, Rope, causal_attention
 from drivetrain.train.models.gpt_config import GptConfig, flops_per_token, num_parameters
 
-TINY = GptConfig(
-    num_layers=3, width=32, num_heads=4, num_kv_heads=2, vocab_size=61, max_sequence_length=16
-)
+TINY = GptConfig(num_layers=3, width=32, num_heads=4, num_kv_heads=2, vocab_size=61, max_sequence_length=16)
 UNTIED = dataclasses.replace(TINY, tied=False)
 GPT_1B = GptConfig(
     num_layers=24, width=2048, num_heads=16, ffn_width=5504, vocab_size=50304, max_sequence_length=2048
@@ -114,8 +113,8 @@ def test_targets_give_each_sequences_sum_of_losses(config):
 
 
 def test_an_untrained_model_knows_nothing():
-    loss = built(TINY)(tokens(8, 16), tokens(8, 16, seed=1)).mean() / 16
-    assert float(loss) == pytest.approx(torch.tensor(61.0).log(), abs=0.1)
+    loss = built(TINY)(tokens(8, 16), tokens(8, 16, seed=1)).detach().mean() / 16
+    assert float(loss) == pytest.approx(math.log(61), abs=0.1)
 
 
 def test_it_learns_to_repeat():
@@ -125,11 +124,22 @@ def test_it_learns_to_repeat():
     losses = []
     for _ in range(30):
         loss = model(x, x).sum() / x.numel()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_it_compiles_as_one_graph():
+    model, x, y = built(TINY), tokens(2, 16), tokens(2, 16, seed=1)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses, expected = compiled(x, y), model(x, y)
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-3)
+    ours = torch.autograd.grad(losses.sum(), list(model.parameters()))
+    theirs = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.02)
 
 
 def test_a_longer_sequence_than_it_has_rotations_for_is_refused():
@@ -169,9 +179,9 @@ def test_what_is_added_to_the_stream_is_drawn_smaller_with_depth():
     wide = dataclasses.replace(TINY, width=256, num_layers=8)
     block = built(wide).blocks["5"]
     for layer in (block.attention.query, block.ffn.gate, block.ffn.up):
-        assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.03)
+        assert float(layer.weight.detach().std()) == pytest.approx(0.02, rel=0.03)
     for layer in (block.attention.out, block.ffn.down):
-        assert float(layer.weight.std()) == pytest.approx(0.02 / 4, rel=0.03)
+        assert float(layer.weight.detach().std()) == pytest.approx(0.02 / 4, rel=0.03)
     assert not torch.equal(block.ffn.gate.weight, block.ffn.up.weight)
 
 
@@ -186,7 +196,7 @@ def test_initialising_on_the_meta_device_is_refused():
 
 
 def stages(config):
-    cuts = ((range(0, 1), True, False), (range(1, 2), False, False), (range(2, 3), False, True))
+    cuts = ((range(1), True, False), (range(1, 2), False, False), (range(2, 3), False, True))
     for layers, embed, head in cuts:
         with torch.device("meta"):
             stage = Gpt(config).keep_stage(layers, embed=embed, head=head)
@@ -227,9 +237,8 @@ def test_flops_are_those_of_the_matrix_products():
 
     config = dataclasses.replace(TINY, vocab_size=64, num_kv_heads=None)
     model, x = built(config), tokens(2, 16)
-    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(
-        torch.nn.attention.SDPBackend.MATH
-    ):
+    counter, plain = FlopCounterMode(display=False), torch.nn.attention.SDPBackend.MATH
+    with counter, torch.nn.attention.sdpa_kernel(plain):
         logits = model(x)
         logits.sum().backward()
     assert counter.get_total_flops() == pytest.approx(flops_per_token(config, 16) * x.numel())

@@ -89,9 +89,13 @@ def test_fp32_logits_are_never_larger_than_a_chunk():
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
-            for tensor in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32 and tensor.ndim == 2:
-                    sizes.append((tensor.shape[1] == VOCAB) * tensor.shape[0])
+            sizes.extend(
+                tensor.shape[0]
+                for tensor in (out if isinstance(out, (tuple, list)) else (out,))
+                if isinstance(tensor, torch.Tensor)
+                and tensor.dtype == torch.float32
+                and tensor.shape[1:] == (VOCAB,)
+            )
             return out
 
     hidden, weight, targets, upstream = drawn()
@@ -104,9 +108,8 @@ def test_fp32_logits_are_never_larger_than_a_chunk():
 @pytest.mark.parametrize("chunk_tokens", [5, 100])
 def test_from_logits_too(chunk_tokens):
     hidden, weight, targets, upstream = drawn(ignored=(0, 22))
-    logits = hidden @ weight.t()
-    losses = cross_entropy_of_logits(logits, targets, chunk_tokens=chunk_tokens)
-    expected = F.cross_entropy(logits, targets, reduction="none")
+    losses = cross_entropy_of_logits(hidden @ weight.t(), targets, chunk_tokens=chunk_tokens)
+    expected = F.cross_entropy(hidden @ weight.t(), targets, reduction="none")
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(
         gradients(losses, hidden, weight, upstream), gradients(expected, hidden, weight, upstream)
