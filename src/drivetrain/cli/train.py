@@ -208,6 +208,12 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
 
         train, _ = scan_both(config.data.path, val_fraction=config.data.val_fraction)
         settle_num_classes(config.model.num_classes, in_data=len(train.classes))
+    if config.data.kind == "text" and config.data.path is not None:
+        from drivetrain.data.token_file import read_header
+        from drivetrain.data.token_places import token_places
+
+        for path in token_places(config.data.path):
+            read_header(path)
     # On a shared file system machine 0 may have begun to write before another one looks.
     is_first = request.is_single_node or request.node_rank == 0
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")

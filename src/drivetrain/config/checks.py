@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 def cross_check(config: RunConfig) -> tuple[Disagreement, ...]:
     """All disagreements between fields that are each valid alone."""
-    return (*_length(config), *_work(config), *_optimizer(config), *_device(config), *_machines(config))
+    return (
+        *_length(config),
+        *_work(config),
+        *_text(config),
+        *_optimizer(config),
+        *_device(config),
+        *_machines(config),
+    )
 
 
 def _length(config: RunConfig) -> Iterator[Disagreement]:
@@ -30,19 +37,43 @@ def _work(config: RunConfig) -> Iterator[Disagreement]:
         yield Disagreement(
             keys=("data.kind", "task"),
             found="data.kind is task, but there is no task",
-            do="set data.kind to digits, image_folder or synthetic, or task to file.py:function",
+            do="set data.kind to digits, image_folder, synthetic or text, or task to file.py:function",
         )
     if config.model.name is None and config.task is None:
         yield Disagreement(
             keys=("model.name", "task"),
             found="there is neither a model nor a task that builds one",
-            do="set model.name (resnet50, digits_cnn, …) or task",
+            do="set model.name (resnet50, digits_cnn, gpt, …) or task",
         )
     if config.data.kind == "image_folder" and config.data.path is None:
         yield Disagreement(
             keys=("data.path", "data.kind"),
             found="data.kind is image_folder, but data.path is not set",
             do="add --data.path FOLDER (it holds train/ and val/, or a folder for each class)",
+        )
+
+
+def _text(config: RunConfig) -> Iterator[Disagreement]:
+    if config.task is not None:
+        return
+    is_text, is_gpt = config.data.kind == "text", config.model.name == "gpt"
+    if config.model.name is not None and config.data.kind != "task" and is_text != is_gpt:
+        yield Disagreement(
+            keys=("model.name", "data.kind"),
+            found=f"model.name is {config.model.name}, but data.kind is {config.data.kind}",
+            do="text needs model.name gpt, and images another model",
+        )
+    if is_text and config.label_smoothing > 0:
+        yield Disagreement(
+            keys=("label_smoothing", "data.kind"),
+            found=f"label_smoothing is {config.label_smoothing}, but data.kind is text, whose loss has none",
+            do="set label_smoothing to 0",
+        )
+    if is_text and config.model.num_classes != "auto":
+        yield Disagreement(
+            keys=("model.num_classes", "data.kind"),
+            found=f"model.num_classes is {config.model.num_classes}, but data.kind is text",
+            do="leave it at auto, and set model.kwargs.vocab_size where the data's is too small",
         )
 
 

@@ -83,7 +83,9 @@ class ModelConfig(Section):
     """Which model. Ignored where a task builds its own."""
 
     name: Text | None = Field(
-        None, description="A torchvision or timm classification model, or digits_cnn; null: the task's own."
+        None,
+        description="A torchvision or timm classification model, digits_cnn, or gpt (for text); "
+        "null: the task's own.",
     )
     num_classes: Auto | Count = Field("auto", description="Outputs; auto: as many as the data has classes.")
     kwargs: dict[str, JsonValue] = Field(
@@ -94,20 +96,26 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Where samples come from, and how they reach the device."""
 
-    kind: Literal["digits", "image_folder", "synthetic", "task"] = Field(
+    kind: Literal["digits", "image_folder", "synthetic", "text", "task"] = Field(
         "task",
-        description="digits (UCI, 8×8), image_folder (a folder a class), synthetic, or the task's own.",
+        description="digits (UCI, 8×8), image_folder (a folder a class), synthetic images, text (tokens), "
+        "or the task's own.",
     )
     path: Text | None = Field(
         None,
-        description="image_folder: the folder that holds train/ and val/, or the class folders themselves.",
+        description="image_folder: the folder that holds train/ and val/, or the class folders themselves. "
+        "text: a token file, or a folder with train.tokens and val.tokens; null: Python's own source.",
     )
     val_fraction: Annotated[float, Gt(0.0), Lt(1.0)] | None = Field(
         None,
-        description="Share of the samples held out for evaluation where there is no val/ folder; "
-        "null: 0.1, and 0.2 of the digits.",
+        description="Share of the samples (text: documents) held out for evaluation where none are set "
+        "apart; null: 0.1, and 0.2 of the digits.",
     )
     image_size: Count = Field(224, description="Height and width, in pixels, that the model is given.")
+    sequence_length: Count = Field(1024, description="text: tokens of a sample.")
+    max_bytes: Count = Field(
+        32_000_000, description="text without a path: how much of Python's source is taken, at most."
+    )
     num_samples: Count = Field(10_000, description="synthetic: how many training samples to make.")
     num_classes: Count = Field(1000, description="synthetic: how many classes to make.")
     on_bad_sample: Literal["fail", "skip"] = Field(

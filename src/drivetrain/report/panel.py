@@ -67,7 +67,7 @@ def panel(
     line(_quality(state))
     if state.last_eval is not None:
         line(eval_text(state))
-    for text in _speed(rates, started.sample_unit):
+    for text in _speed(rates, started.sample_unit, started.tokens_per_sample):
         line(text)
     shares = state.recent_part_shares()
     if shares:
@@ -115,7 +115,7 @@ def _quality(state: RunState) -> str:
     return " · ".join(pieces) or "loss not known yet"
 
 
-def _speed(rates: Rates, unit: str) -> list[str]:
+def _speed(rates: Rates, unit: str, tokens_per_sample: int | None) -> list[str]:
     if rates.samples_per_s is None and not rates.per_rank:
         return ["rate not known yet (the first steps are not counted)"]
     known = [
@@ -125,6 +125,8 @@ def _speed(rates: Rates, unit: str) -> list[str]:
     ]
     total = "not known yet" if rates.samples_per_s is None else wording.rate(rates.samples_per_s)
     speed = f"{unit}/s {total} total"
+    if tokens_per_sample is not None and rates.samples_per_s is not None:
+        speed += f" · tok/s {wording.rate(rates.samples_per_s * tokens_per_sample)}"
     wait = f"data wait {_share(rates.data_wait_share)}"
     if len(known) == 1:
         return [f"{speed} · {wait}"]

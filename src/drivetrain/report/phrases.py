@@ -68,11 +68,11 @@ def stall_text(state: RunState, stalled_s: float) -> str:
     return f"{text}; heard of least recently: {word} {wording.rank_ranges(list(oldest))}{where}"
 
 
-def rates_text(rates: Rates, unit: str) -> str:
+def rates_text(rates: Rates, unit: str, tokens_per_sample: int | None = None) -> str:
     """Rate and data wait, total and by rank (the slowest alone where there are many)."""
     if rates.samples_per_s is None:
         return ""
-    text = f"{wording.rate(rates.samples_per_s)} {unit}/s"
+    text = wording.speed(rates.samples_per_s, unit, tokens_per_sample)
     speeds = {rank: item.samples_per_s for rank, item in rates.per_rank.items()}
     known = {rank: speed for rank, speed in speeds.items() if speed is not None}
     if 1 < len(known) <= _MOST_RANKS:

@@ -144,7 +144,7 @@ def status_line(state: RunState) -> str:
     if state.lr is not None:
         pieces.append(f"lr {state.lr:.3g}")
     rates = state.rates()
-    pieces.append(rates_text(rates, state.started.sample_unit))
+    pieces.append(rates_text(rates, state.started.sample_unit, state.started.tokens_per_sample))
     eta_s = state.eta_s(rates)
     if state.ended is not None:
         pieces.append(end_text(state))

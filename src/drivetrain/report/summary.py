@@ -165,13 +165,15 @@ def _result(state: RunState, *, has_diverged: bool) -> _Rows:
 
 def _speed(state: RunState) -> _Rows:
     rates = state.throughput.whole()
-    unit = state.started.sample_unit if state.started is not None else "samples"
+    unit, tokens = "samples", None
+    if state.started is not None:
+        unit, tokens = state.started.sample_unit, state.started.tokens_per_sample
     if rates.samples_per_s is None:
         return [("speed", "not known: too few steps, or not all ranks, were timed")]
     lines: _Rows = [
         (
             "speed",
-            f"{wording.rate(rates.samples_per_s)} {unit}/s in all, over {rates.num_steps} usual steps",
+            f"{wording.speed(rates.samples_per_s, unit, tokens)} in all, over {rates.num_steps} usual steps",
         )
     ]
     speeds = {r: item.samples_per_s for r, item in rates.per_rank.items() if item.samples_per_s is not None}

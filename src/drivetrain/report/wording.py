@@ -84,6 +84,14 @@ def rate(per_s: float) -> str:
     return f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
 
 
+def speed(samples_per_s: float, unit: str, tokens_per_sample: int | None = None) -> str:
+    """ "812 img/s", and of samples that are tokens: "81.2 seq/s, 10,394 tok/s"."""
+    text = f"{rate(samples_per_s)} {unit}/s"
+    if tokens_per_sample is None:
+        return text
+    return f"{text}, {rate(samples_per_s * tokens_per_sample)} tok/s"
+
+
 def share(part: float) -> str:
     """A percentage; a part that is there is never rounded to nothing."""
     percent = round(100 * part)

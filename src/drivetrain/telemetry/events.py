@@ -58,6 +58,7 @@ class RunStarted(Event):
         notes: what `auto` chose and why, one sentence each.
         start_step: steps already done; not zero after a resume.
         sample_unit: what a sample is called in rates ("img" gives img/s).
+        tokens_per_sample: tokens that each sample trains on; None where it has none.
     """
 
     kind: ClassVar[str] = "run_started"
@@ -77,6 +78,7 @@ class RunStarted(Event):
     notes: tuple[str, ...] = ()
     start_step: int = 0
     sample_unit: str = "img"
+    tokens_per_sample: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ def run_started(
         notes=notes,
         start_step=stream.next_step,
         sample_unit=stream.source.sample_unit,
+        tokens_per_sample=getattr(stream.source.dataset, "tokens_per_sample", None),
     )
 
 

@@ -19,9 +19,9 @@ from drivetrain.engine.optimizers import OptimizerSpec, Schedule
 from drivetrain.engine.settings import CheckpointPolicy, RunSettings
 from drivetrain.engine.state import TrainState
 from drivetrain.telemetry.sinks.table import SinkRequest, open_sinks
-from drivetrain.train.classification import classification_task
 from drivetrain.train.run import Run
-from drivetrain.train.task import Task, load_task
+from drivetrain.train.task import Task
+from drivetrain.train.task_by_kind import task_of
 
 # ResNet-50 on an H200: compiling takes about a minute and saves 17 ms of a 54 ms step of 256 images.
 _COMPILE_REPAYS_AFTER_STEPS = 4000
@@ -46,7 +46,7 @@ class Trainer:
 
     def __init__(self, config: RunConfig, task: Task | None = None, *, output: Path | None = None) -> None:
         self.config = config
-        self.task = task or (load_task(config.task, config) if config.task else classification_task(config))
+        self.task = task or task_of(config)
         check_map_style(self.task.train_data)
         if self.task.eval_data is not None:
             check_map_style(self.task.eval_data)

@@ -102,7 +102,17 @@ def test_a_bad_flag_is_reported_by_the_name_it_was_written_with(cli, folder):
 def test_nothing_to_train_names_the_recipes(cli):
     shown = cli("train")
     assert shown.code == 2
-    assert "digits, resnet50, vit_b16" in shown.err
+    assert "digits, gpt, gpt_1b, resnet50, vit_b16" in shown.err
+
+
+def test_a_token_file_that_cannot_be_used_is_refused_before_anything_is_created(cli, folder, launched):
+    (folder / "x.tokens").write_text("not one")
+    shown = cli("train", "gpt", "--data.path", "x.tokens")
+    assert shown.code == 2
+    assert "token file x.tokens: it does not begin as one" in shown.err
+    assert "train.tokens" in cli("train", "gpt", "--data.path", ".").err
+    assert everything_in(folder) == ["x.tokens"]
+    assert launched.requests == []
 
 
 def test_a_run_is_written_down_then_launched_then_summed_up(cli, folder, launched, monkeypatch):

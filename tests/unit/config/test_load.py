@@ -273,3 +273,5 @@ def test_the_recipes_that_come_along_load_by_bare_name():
     assert load("resnet50", data).optim.lr == 0.5
     assert load("vit_b16", data).schedule.warmup_epochs == 30
     assert load("resnet50", (from_command_line("--data.kind", "synthetic"),)).data.num_classes == 1000
+    assert load("gpt").data.path is None
+    assert load("gpt_1b").model.kwargs["ffn_width"] == 5504

@@ -9,6 +9,7 @@ from drivetrain.config.fields import field_docs, section_keys
 from drivetrain.config.nearest import nearest_key
 from drivetrain.config.schema import STRATEGIES, RunConfig
 
+TEXT = {"task": None, "data": {"kind": "text"}, "model": {"name": "gpt"}}
 MACHINES = {"nnodes": "2", "rdzv_endpoint": "h:1"}
 
 
@@ -51,6 +52,10 @@ def test_a_config_cannot_be_changed():
         ({"launch": {**MACHINES, "standalone": True}}, "by itself"),
         ({"launch": {"nnodes": "2"}}, "cannot find each other"),
         ({"launch": {**MACHINES, "node_rank": 2}}, "count from 0"),
+        ({**TEXT, "model": {"name": "resnet50"}}, "model.name is resnet50, but data.kind is text"),
+        ({"task": None, "data": {"kind": "digits"}, "model": {"name": "gpt"}}, "images another model"),
+        ({**TEXT, "label_smoothing": 0.1}, "label_smoothing is 0.1, but data.kind is text"),
+        ({**TEXT, "model": {"name": "gpt", "num_classes": 5}}, "num_classes is 5, but data.kind is text"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(fields, wanted):

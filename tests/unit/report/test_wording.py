@@ -77,3 +77,8 @@ def test_text_for_terminals_without_utf8_is_spelled_in_ascii() -> None:
     text = "micro-batch 4 × 1 → 7 · 平 \udcff"
     assert wording.printable(text, "ascii") == "micro-batch 4 x 1 -> 7 | ? ?"
     assert wording.printable(text, "utf-8") == "micro-batch 4 × 1 → 7 · 平 ?"
+
+
+def test_a_rate_of_sequences_is_also_one_of_tokens() -> None:
+    assert wording.speed(812.4, "img") == "812 img/s"
+    assert wording.speed(81.25, "seq", 128) == "81.2 seq/s, 10,400 tok/s"
