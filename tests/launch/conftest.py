@@ -29,15 +29,12 @@ class Ended:
 class Launcher:
     """One `drivetrain launch` process and its run directory."""
 
-    def __init__(
-        self, folder: Path, script: Path, flags: tuple[str, ...], args: tuple[str, ...], streams: str
-    ) -> None:
+    def __init__(self, folder: Path, script: Path, flags: tuple[str, ...], args: tuple[str, ...]) -> None:
         self.folder = folder
         self.started_s = time.monotonic()
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
         self.process = subprocess.Popen(
             [
-                *("bash", "-c", f'exec "$@" {streams}', "bash"),
                 sys.executable,
                 "-m",
                 "drivetrain",
@@ -86,23 +83,15 @@ class Launcher:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
-    """Starts a launcher: `start(code, *flags, args=…)`; whatever is left of it is killed in the end.
-
-    `streams` redirects its own input and output, in the shell's words.
-    """
+    """Starts a launcher: `start(code, *flags, args=…)`; whatever is left of it is killed in the end."""
     launchers: list[Launcher] = []
 
     def start_one(
-        code: str,
-        *flags: str,
-        args: tuple[str, ...] = (),
-        name: str = "script.py",
-        folder: str = "run",
-        streams: str = "",
+        code: str, *flags: str, args: tuple[str, ...] = (), name: str = "script.py", folder: str = "run"
     ) -> Launcher:
         script = tmp_path / name
         script.write_text(code)
-        launchers.append(Launcher(tmp_path / folder, script, flags, args, streams))
+        launchers.append(Launcher(tmp_path / folder, script, flags, args))
         return launchers[-1]
 
     yield start_one

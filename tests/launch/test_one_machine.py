@@ -101,18 +101,6 @@ def test_one_rank_fails_while_the_other_would_go_on(start: Start, wait_until_gon
     assert 0.0 < outcome.ranks[0].ended_wall_s - first.ended_wall_s < 10.0
 
 
-def test_a_killed_rank_is_137_and_explained(start: Start) -> None:
-    code = "import os,time\nif os.environ['RANK']=='1': os.kill(os.getpid(), 9)\ntime.sleep(300)"
-    launcher = start(code, "--nproc-per-node", "2")
-    ended = launcher.end()
-    assert ended.code == 137
-    assert "rank 1 of 2 failed first: signal 9 (SIGKILL)" in ended.err
-    assert "out-of-memory" in ended.err
-    first = launcher.outcome().earliest_failure
-    assert first is not None
-    assert (first.rank, first.signal, first.exit_code) == (1, 9, None)
-
-
 def test_a_usage_error_is_2_and_told_without_a_traceback(start: Start) -> None:
     code = """
 import os, sys, time
@@ -203,26 +191,17 @@ def test_an_interrupt_is_forwarded_and_the_ranks_may_save(start: Start) -> None:
     assert [item.exit_code for item in outcome.ranks] == [0, 0]
 
 
-def test_an_interruption_at_the_start_shows_no_traceback(start: Start) -> None:
-    launcher = start("print('importing', flush=True)\nimport time; time.sleep(300)", "--nproc-per-node", "2")
-    launcher.wait_for(0, "importing")
+def test_an_interruption_at_the_start_shows_no_traceback_nor_waits_for_a_long_line(start: Start) -> None:
+    code = "import time\nprint('x' * 10_000_000, end='', flush=True)\nprint(' ready')\ntime.sleep(300)"
+    launcher = start(code, "--nproc-per-node", "2")
+    launcher.wait_for(0, "ready")
     launcher.send(signal.SIGINT)
     ended = launcher.end(20.0)
     assert ended.code == 130
     assert ended.err.split("\n")[1:] == ["interrupted by SIGINT; the ranks have ended", ""]
-    assert ended.out == "importing\n"
+    assert ended.out == "x" * 10_000_000 + " ready\n"
     assert "KeyboardInterrupt" in launcher.log(0)
     assert launcher.outcome().error == "interrupted by SIGINT; the ranks have ended"
-
-
-def test_a_long_line_does_not_hold_up_a_signal(start: Start) -> None:
-    code = "import time\nprint('x' * 10_000_000, end='', flush=True)\nprint('ready')\ntime.sleep(300)"
-    launcher = start(code, "--nproc-per-node", "1", streams=">/dev/null")
-    launcher.wait_for(0, "ready")
-    launcher.send(signal.SIGTERM)
-    sent = time.monotonic()
-    assert launcher.end(20.0).code == 143
-    assert time.monotonic() - sent < 8.0  # of which the launcher may be importing torch for some
 
 
 STUBBORN = """
@@ -256,6 +235,13 @@ def test_a_second_interrupt_kills_at_once(start: Start, wait_until_gone: Any) ->
     assert [item.signal for item in launcher.outcome().ranks] == [9, 9]
 
 
+ALIVE = """
+from pathlib import Path
+paths = [Path(f"/proc/{pid}/stat") for pid in PIDS]
+print("left", [path for path in paths if path.exists() and path.read_text().split()[2] != "Z"])
+"""
+
+
 def test_ranks_do_not_outlive_a_killed_launcher_nor_does_its_lock(start: Start, wait_until_gone: Any) -> None:
     launcher = start(STUBBORN, "--nproc-per-node", "2")
     pids = []
@@ -274,20 +260,12 @@ def test_ranks_do_not_outlive_a_killed_launcher_nor_does_its_lock(start: Start, 
     assert (launcher.folder / "launch/command.txt").read_text() == command
     launcher.send(signal.SIGKILL)
     # One that comes while the ranks are being ended waits for them.
-    code = f"import os\nprint('left', [pid for pid in {pids} if os.path.exists(f'/proc/{{pid}}')])"
-    after = start(code, "--nproc-per-node", "1", name="after.py")
+    after = start(ALIVE.replace("PIDS", str(pids)), "--nproc-per-node", "1", name="after.py")
     wait_until_gone(pids)
     launcher.end()
     ended = after.end()
     assert ended.code == 0, ended.err
     assert "left []" in ended.out
-
-
-def test_closed_input_and_output_do_no_harm(start: Start) -> None:
-    launcher = start("print('done')", "--nproc-per-node", "2", streams="<&- >&- 2>&-")
-    assert launcher.end().code == 0
-    assert [launcher.log(rank) for rank in range(2)] == ["done\n", "done\n"]
-    assert launcher.outcome().exit_code == 0
 
 
 @pytest.fixture

@@ -11,13 +11,23 @@ import pytest
 
 Start = Callable[..., Any]
 
+# Rank 0 loses its peer, and says so, a moment before that peer's end is known.
 FAILING = """
-import os, time
+import json, os, time
+from pathlib import Path
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+flag = Path(os.environ["DRIVETRAIN_RUN_DIR"], f"flag-{attempt}")
 print("attempt", attempt, "of rank", rank, "on node", os.environ["GROUP_RANK"])
 if rank == 3 and attempt < FAILURES:
     time.sleep(1.0)
+    flag.touch()
+    time.sleep(0.1)
     raise ValueError("on the last rank")
+if rank == 0 and SLOW and attempt < FAILURES:
+    while not flag.exists():
+        time.sleep(0.01)
+    said = {"message": "RuntimeError: Connection reset by peer", "extraInfo": {"timestamp": time.time()}}
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": said}))
 if SLOW and attempt < FAILURES:
     time.sleep(300)
 """
@@ -64,6 +74,10 @@ def test_node_0_names_the_rank_that_failed_on_node_1(start: Start, kind: str) ->
         assert [item.rank for item in outcome.ranks] == [2 * node, 2 * node + 1]
         assert first.ended_wall_s is not None
         assert outcome.ended_wall_s - first.ended_wall_s < 10.0
+    lost = outcomes[0].ranks[0]
+    assert lost.message == "RuntimeError: Connection reset by peer"
+    assert lost.ended_wall_s is not None
+    assert lost.ended_wall_s < (first.ended_wall_s or 0.0)
 
 
 def test_a_machine_whose_ranks_ended_well_hears_of_a_failure_elsewhere(start: Start) -> None:
