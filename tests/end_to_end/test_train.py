@@ -170,6 +170,35 @@ def test_a_nan_loss_ends_with_code_1_naming_the_first_step(shell, tmp_path):
     assert not (tmp_path / "run" / "checkpoints" / "latest").exists()
 
 
+LEAVER = """
+import os, sys
+import drivetrain as dt
+
+def build():
+    %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaves", "said"),
+    [("sys.exit(0)", "the task called sys.exit(0)"), ("os._exit(0)", "before training had ended")],
+)
+def test_a_task_that_leaves_early_is_no_success(shell, tmp_path, leaves, said):
+    (tmp_path / "my_task.py").write_text(LEAVER % leaves)
+    done = shell(
+        "drivetrain",
+        "train",
+        "--task",
+        "my_task.py:build",
+        "--output",
+        tmp_path / "run",
+        "--nproc-per-node",
+        1,
+    )
+    assert done.code == 1
+    assert said in done.err
+
+
 def test_a_killed_rank_ends_the_run_which_a_second_start_finishes(shell, tmp_path):
     """SIGKILL to rank 1 in mid-run: 137, said by name; the same command then goes on from the checkpoint."""
     run = tmp_path / "run"

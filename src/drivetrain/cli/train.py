@@ -6,6 +6,7 @@ Started by torchrun, mpirun or srun it is itself one rank.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from drivetrain.spec.run_dir import RunDir
 if TYPE_CHECKING:
     from drivetrain.config.resolve import Resolved
     from drivetrain.config.schema import RunConfig
+    from drivetrain.spec.outcome import Outcome
 
 
 def run(arguments: TrainArguments) -> int:
@@ -219,6 +221,26 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
     check_folder(run_dir, resume=config.resume if is_first or config.resume != "none" else "auto")
 
 
+def _with_early_leavers(outcome: Outcome, run_dir: RunDir) -> Outcome:
+    """The outcome, failed if a rank ended with exit code 0 without having trained to the end: the user's code
+    may call os._exit(0), and never 0 after a rank failed."""
+    from drivetrain.telemetry.events import RunEnded
+    from drivetrain.telemetry.reader import last_event
+
+    if outcome.exit_code != ExitCode.DONE:
+        return outcome
+    paths = {rank.rank: run_dir.rank_events(rank.rank) for rank in outcome.ranks}
+    lasts = {rank: last_event(path) if path.exists() else None for rank, path in paths.items()}
+    left = [
+        rank for rank, last in lasts.items() if not (isinstance(last, RunEnded) and last.status == "done")
+    ]
+    if not left:
+        return outcome
+    who = f"rank {left[0]}" if len(left) == 1 else f"ranks {', '.join(map(str, left))}"
+    error = f"{who} ended with exit code 0 before training had ended (does the task call os._exit?)"
+    return dataclasses.replace(outcome, exit_code=int(ExitCode.FAILED), error=error)
+
+
 def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
     """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
     from drivetrain.launch.describe import describe_failure
@@ -234,6 +256,7 @@ def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
             note=display.line,
             lock=lock,
         )
+    outcome = _with_early_leavers(outcome, run_dir)
     if outcome.exit_code != ExitCode.USAGE:
         show(summarise(run_dir, outcome), what="the summary")
     if problem := describe_failure(outcome):

@@ -43,6 +43,18 @@ def read_events(
                 yield event
 
 
+def last_event(path: Path) -> Event | None:
+    """The last whole event of one rank's file, read from its end; None where there is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _CHUNK_BYTES))
+        lines = file.read().splitlines()
+    return next((event for line in reversed(lines) if (event := _parse(line)) is not None), None)
+
+
 def follow(
     source: RunDir | Sequence[Path], stop: threading.Event, *, poll_interval_s: float = 0.1
 ) -> Iterator[Event]:
