@@ -96,6 +96,7 @@ def train(
     seed: int = 3,
     only_first_reads_loss: bool = False,
     evaluate_every: int | None = None,
+    shuffle: bool = True,
     net: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
     optimizer: str = "adamw",
@@ -125,7 +126,12 @@ def train(
         )
         first_step = state.step
         for step in run.stream(
-            Points(**(data or {})), steps=steps, draw=draw, render=render, loader_cost="memory"
+            Points(**(data or {})),
+            steps=steps,
+            draw=draw,
+            render=render,
+            shuffle=shuffle,
+            loader_cost="memory",
         ):
             for micro in step.micro_batches:
                 valid = micro.positions >= 0
@@ -210,12 +216,12 @@ def train_with_full_disk(*, output: str, fill: str) -> tuple[str, str]:
         if state.step == 4:
             if run.world.rank == 0:
                 _fill(filler)
-            run.world.barrier()
+            run.world.gather(None)
             try:
                 run.save(state)
             except dt.CheckpointError as error:
                 message = str(error)
-            run.world.barrier()
+            run.world.gather(None)
             if run.world.rank == 0:
                 filler.unlink()
     run.end()

@@ -170,6 +170,28 @@ def test_a_nan_loss_ends_with_code_1_naming_the_first_step(shell, tmp_path):
     assert not (tmp_path / "run" / "checkpoints" / "latest").exists()
 
 
+def test_a_mistake_found_late_keeps_what_was_trained(shell, tmp_path):
+    """An evaluation that cannot work ends the run after it had saved: code 1, and all is still there."""
+    late = (
+        TASK % "1.0"
+        + """
+def build_with_bad_evaluation():
+    import dataclasses
+    bad = dt.Objective(loss=lambda out, m: (out - m.y) ** 2)
+    return dataclasses.replace(build(), eval_data=Squares(), eval_objective=bad)
+"""
+    )
+    (tmp_path / "my_task.py").write_text(late)
+    run = tmp_path / "run"
+    done = shell(
+        "drivetrain", "train", "--task", "my_task.py:build_with_bad_evaluation", "--global-batch", 20,
+        "--max-steps", 6, "--checkpoint.every-steps", 2, "--output", run, "--nproc-per-node", 1,
+    )  # fmt: skip
+    assert done.code == 1
+    assert "shape (20, 1)" in done.err
+    assert (RunDir(run).latest / "COMPLETE").exists()
+
+
 LEAVER = """
 import os, sys
 import drivetrain as dt

@@ -135,3 +135,17 @@ def test_a_checkpoint_by_time_is_saved_once_each_time(ranks, tmp_path):
     assert 2 <= len(steps) <= 6
     assert all(later - earlier > 2 for earlier, later in itertools.pairwise(steps))
     assert result[1]["saved"] == steps
+
+
+def test_a_weight_average_that_is_not_gone_on_with_is_said(ranks, tmp_path):
+    ranks.run(1, programs.train, steps=2, output=str(tmp_path), save_every=2, ema_decay=0.9)
+    notes = ranks.run(1, programs.train, steps=3, output=str(tmp_path))[0]["notes"]
+    assert any("has a weight average, which this run does not go on with" in note for note in notes)
+
+
+def test_another_order_of_samples_is_refused(ranks, tmp_path):
+    ranks.run(1, programs.train, steps=2, output=str(tmp_path), save_every=2)
+    text = ranks.run(
+        1, programs.failing, expected="InputError", steps=4, output=str(tmp_path), shuffle=False
+    )[0]
+    assert "other samples would follow" in text

@@ -125,7 +125,9 @@ def _run_as_launcher(
         except InputError:  # no rank has started: the port is taken, say
             remove_created(created)
             raise
-        if code == ExitCode.USAGE:  # the ranks could not start with what was given, and have said why
+        # Where nothing was trained (the trainer writes config.yaml when set-up has succeeded) what was given
+        # could not be used; the ranks have said why, and the folder is of no use.
+        if code == ExitCode.USAGE and not run_dir.is_used_for_training:
             remove_created(created)
     return code
 

@@ -32,10 +32,9 @@ class _Field(IntEnum):
     GRAD_NORM = 1
     WEIGHT = 2
     NUM_SAMPLES = 3
-    NUM_SKIPPED = 4
-    STEP_S = 5
-    DATA_WAIT_S = 6
-    SAVE = 7
+    STEP_S = 4
+    DATA_WAIT_S = 5
+    SAVE = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,6 @@ class LocalWord:
 
     weight: float
     num_samples: int
-    num_skipped: int
     step_s: float
     data_wait_s: float
     save: bool = False
@@ -68,7 +66,6 @@ class ClusterWord:
     grad_norm: float | None
     loss_sums: tuple[float, ...]
     num_samples: tuple[int, ...]
-    num_skipped: int
     step_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
     save: bool
@@ -119,7 +116,6 @@ class ControlChannel:
         host = torch.zeros(len(_Field), dtype=torch.float64, pin_memory=self._is_cuda)
         host[_Field.WEIGHT] = word.weight
         host[_Field.NUM_SAMPLES] = word.num_samples
-        host[_Field.NUM_SKIPPED] = word.num_skipped
         host[_Field.STEP_S] = word.step_s
         host[_Field.DATA_WAIT_S] = word.data_wait_s
         host[_Field.SAVE] = word.save
@@ -226,7 +222,6 @@ def _decode(pending: _Pending) -> ClusterWord:
         grad_norm=norms[0] if pending.has_grad_norm else None,
         loss_sums=columns[_Field.LOSS_SUM],
         num_samples=tuple(int(n) for n in columns[_Field.NUM_SAMPLES]),
-        num_skipped=int(sum(columns[_Field.NUM_SKIPPED])),
         step_s=columns[_Field.STEP_S],
         data_wait_s=columns[_Field.DATA_WAIT_S],
         save=any(columns[_Field.SAVE]),

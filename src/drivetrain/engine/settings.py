@@ -22,6 +22,12 @@ class CheckpointPolicy:
     every_minutes: float | None = None
     keep: int = 3
 
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "every_minutes", "keep"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InputError(f"CheckpointPolicy({name}={value})", "it must be more than 0", f"set {name}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:

@@ -128,12 +128,7 @@ class StepScope:
         """Gradients of a micro-batch's weighted SUM of losses, scaled to the mean over the global batch."""
         context = self._context
         context.clock.mark(StepPart.FORWARD)
-        if not loss_sum.requires_grad:
-            raise InputError(
-                "the loss",
-                "it does not depend on any parameter that requires a gradient",
-                "compute it from the model's output, without detach(), item() or no_grad()",
-            )
+        _refuse_detached(loss_sum)
         scaled = loss_sum * self.gradient_scale
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)
@@ -196,7 +191,6 @@ class StepScope:
         return LocalWord(
             weight=self._local_weight,
             num_samples=sum(micro.size for micro in self._batch.micro_batches),
-            num_skipped=sum(len(micro.skipped) for micro in self._batch.micro_batches),
             step_s=step_s,
             data_wait_s=data_wait_s,
             save=self._context.save_due(),
@@ -211,7 +205,18 @@ def run_micro_batches(state: TrainState, scope: StepScope, objective: Objective)
 
 def forward_loss(state: TrainState, objective: Objective, micro: MicroBatch) -> Tensor:
     """The weighted sum of losses of one micro-batch on the device, with its graph."""
-    return objective.loss_sum(call_model(state.model, objective.inputs(micro)), micro)
+    loss_sum = objective.loss_sum(call_model(state.model, objective.inputs(micro)), micro)
+    _refuse_detached(loss_sum)
+    return loss_sum
+
+
+def _refuse_detached(loss_sum: Tensor) -> None:
+    if not loss_sum.requires_grad:
+        raise InputError(
+            "the loss",
+            "it does not depend on any parameter that requires a gradient",
+            "compute it from the model's output, without detach(), item() or no_grad()",
+        )
 
 
 def _mix(*numbers: int) -> int:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch import Tensor, nn
+from torch.compiler import set_stance
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from drivetrain.data.batch import MicroBatch
 from drivetrain.data.draw import restored_globals
@@ -34,7 +41,9 @@ def warm_up(
             )
     with torch.no_grad():
         for name, buffer in state.module.named_buffers():
-            buffer.copy_(buffers[name])
+            kept = buffers.get(name)  # None: made in the first forward, a cache of the model's own
+            if kept is not None and kept.shape == buffer.shape:
+                buffer.copy_(kept)
     return notes
 
 
@@ -47,28 +56,39 @@ def _refuse_a_mean(state: TrainState, objective: Objective, micro: MicroBatch) -
     """
     if objective.weight is not None:
         return
-    # The same three forward passes on every rank, whatever its share: in some strategies they communicate.
     half = max(micro.size // 2, 1)
-    parts = (micro.map_tensors(lambda t: t[: 2 * half]), *_halves(micro, half))
-    was_training = state.module.training
-    state.module.eval()
-    with torch.no_grad():
-        model = state.model.around(state.module)
-        losses = [objective.loss(call_model(model, objective.inputs(part)), part) for part in parts]
-    state.module.train(was_training)
-    if losses[0].ndim != 0 or micro.size < 2 or micro.num_valid != micro.size:
-        return
-    whole, first, second = (float(loss) for loss in losses)
-    is_mean = abs(whole - (first + second) / 2) <= 1e-3 * abs(whole)
-    if is_mean and abs(whole - (first + second)) > 0.1 * abs(whole):
-        raise InputError(
-            "the loss",
-            f"it looks like a mean: {whole:.4g} over {2 * half} samples, over the halves {first:.4g} and"
-            f" {second:.4g}",
-            "return one loss a sample, shape (B,), or their sum (reduction='none' or 'sum')",
-        )
-
-
-def _halves(micro: MicroBatch, half: int) -> tuple[MicroBatch, MicroBatch]:
     first = micro.map_tensors(lambda t: t[:half])
-    return first, micro.map_tensors(lambda t: t[half : 2 * half]) if micro.size >= 2 else first
+    second = micro.map_tensors(lambda t: t[half : 2 * half]) if micro.size >= 2 else first
+    # Eagerly: a compiled model would take the sizes of the halves for a sign that sizes vary.
+    with torch.no_grad(), set_stance("force_eager"), _without_noise(state.module):
+        losses = [_loss(state, objective, micro.map_tensors(lambda t: t[: 2 * half]))]
+        if losses[0].ndim != 0:
+            return
+        # The same forward passes on every rank, whatever its share: in some strategies they communicate.
+        losses += [_loss(state, objective, first), _loss(state, objective, second)]
+    if micro.size < 2 or micro.num_valid != micro.size:
+        return
+    whole, one, other = (float(loss) for loss in losses)
+    is_mean = abs(whole - (one + other) / 2) <= 1e-3 * abs(whole)
+    if is_mean and abs(whole - (one + other)) > 0.1 * abs(whole):
+        found = f"it looks like a mean: {whole:.4g}, and {one:.4g} and {other:.4g} over halves of the samples"
+        do = "return one loss a sample, shape (B,), or their sum (reduction='none' or 'sum')"
+        raise InputError("the loss", found, do)
+
+
+def _loss(state: TrainState, objective: Objective, micro: MicroBatch) -> Tensor:
+    return objective.loss(call_model(state.model, objective.inputs(micro)), micro)
+
+
+@contextmanager
+def _without_noise(module: nn.Module) -> Iterator[None]:
+    """Within it dropout and batch statistics are off, which would make halves differ from the whole. The rest
+    stays in training mode: a model's output may be another thing there than in evaluation."""
+    noisy = [m for m in module.modules() if isinstance(m, _BatchNorm | _DropoutNd) and m.training]
+    for part in noisy:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in noisy:
+            part.training = True

@@ -50,11 +50,6 @@ class World:
         dist.all_gather_object(items, item, group=self.control)
         return items
 
-    def barrier(self) -> None:
-        """Called by all ranks; returns when all have called, raises after the group's time-out."""
-        if self.control is not None:
-            dist.barrier(group=self.control)
-
     def close(self) -> None:
         """Leaves the process group. Called by all ranks at the end of a good run; a failed one just exits."""
         if self.owns_group and dist.is_initialized():

@@ -72,6 +72,11 @@ class RunDir:
         return self.path / "metrics.csv"
 
     @property
+    def is_used_for_training(self) -> bool:
+        """Whether a run has got through its set-up here, or saved anything."""
+        return self.config.exists() or self.checkpoints.exists()
+
+    @property
     def is_used(self) -> bool:
         """Whether a run has already written here."""
         return self.config.exists() or self.events.exists() or self.checkpoints.exists()

@@ -106,6 +106,7 @@ class Run:
         self._num_steps = 0
         self._latest_timing = (math.nan, math.nan)
         self._saver = Saver(settings, self.world, self.run_dir)
+        self.has_stepped = False
         self._is_warm = False
         self._said_unsaved = False
         self._has_ended = False
@@ -163,6 +164,12 @@ class Run:
         """
         check_map_style(dataset)
         facts = self._resumed.facts if self._resumed is not None else {}
+        if facts.get("shuffle", shuffle) != shuffle:
+            raise InputError(
+                f"shuffle {shuffle}",
+                f"the checkpoint was trained with {facts['shuffle']}; other samples would follow",
+                f"data.shuffle {str(facts['shuffle']).lower()}",
+            )
         if facts.get("steps", steps) != steps:
             what = f"the run now ends after {steps} steps, and was to end after {facts['steps']}"
             self.notes.append(f"{what}: a schedule over the whole run moves with its end")
@@ -300,6 +307,7 @@ class Run:
         self._clock.restart_step(step.index)
 
     def _after_step(self, step: StepBatch, output: StepOutput) -> None:
+        self.has_stepped = True
         self._num_steps = step.index + 1
         skipped = [sample for micro in step.micro_batches for sample in micro.skipped]
         for sample in skipped:
@@ -385,6 +393,7 @@ class Run:
             "seed": self.settings.seed,
             "strategy": self.strategy.name,
             "steps": stream.source.steps if stream is not None else None,
+            "shuffle": stream.source.shuffle if stream is not None else True,
             "data": stream.source.fingerprint if stream is not None else None,
             "num_samples": stream.num_samples if stream is not None else None,
         }

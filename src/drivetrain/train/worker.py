@@ -24,14 +24,17 @@ def run_worker(config: RunConfig, run_dir: Path) -> int:
 
     Returns the exit code. What went wrong is on stderr, and in the file that the launcher named for it.
     """
+    trainer = None
     try:
         from drivetrain.train.trainer import Trainer
 
-        Trainer(config, output=run_dir).fit()
+        trainer = Trainer(config, output=run_dir)
+        trainer.fit()
     except ExplainedError as error:
         _report(error, "")
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
+        has_trained = trainer is not None and trainer.run.has_stepped
+        return ExitCode.USAGE if isinstance(error, InputError) and not has_trained else ExitCode.FAILED
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return exit_code_for_signal(signal.SIGINT)

@@ -66,3 +66,32 @@ def test_settings_are_checked_by_name_and_kind():
         dt.Run(global_bach=8)
     with pytest.raises(dt.InputError, match="CheckpointPolicy"):
         dt.Run(checkpoint={"every_steps": 5})
+
+
+class Cached(nn.Module):
+    """Makes a buffer in its first forward, and returns another thing in training than in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(1), persistent=False)
+        out = self.linear(self.dropout(x)) * self.mask
+        return {"out": out} if self.training else out
+
+
+def test_a_model_that_makes_buffers_late_and_answers_by_mode_is_trained():
+    for loss in (
+        lambda out, micro: squares(out["out"], micro),
+        lambda out, micro: squares(out["out"], micro).sum(),
+    ):
+        assert train_once(build_model=Cached, loss=loss) is not None
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"every_steps": 0}, {"every_minutes": -1.0}])
+def test_a_checkpoint_policy_takes_positive_numbers(options):
+    with pytest.raises(dt.InputError, match=next(iter(options))):
+        dt.CheckpointPolicy(**options)

@@ -100,6 +100,9 @@ def _problem(path: Path, world: World) -> str | None:
     return next((problem for problem in world.gather(found) if problem is not None), None)
 
 
+_NEEDED_FACTS = {"step", "position", "world_size", "optimizer", "optimizer_options", "scaler", "ema_updates"}
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turns whatever a damaged or foreign content raises into one error that names the checkpoint."""
@@ -128,7 +131,14 @@ def read_facts(path: Path) -> dict[str, Any]:
     """
     with _reading(path):
         facts: dict[str, Any] = json.loads((path / files.STATE).read_text(encoding="utf-8"))
-        missing = {"step", "position", "world_size", "optimizer", "optimizer_options"} - facts.keys()
+        missing = {
+            "step",
+            "position",
+            "world_size",
+            "optimizer",
+            "optimizer_options",
+            "ema_updates",
+        } - facts.keys()
         if missing:
             raise ValueError(f"{files.STATE} lacks {', '.join(sorted(missing))}")
     return facts
@@ -158,6 +168,8 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
         )
     else:
         tensors |= own_buffers
+    if state.ema is None and facts["ema_updates"] is not None:
+        notes.append("the checkpoint has a weight average, which this run does not go on with (ema_decay)")
     if state.ema is not None and facts["ema_updates"] is None:
         notes.append("the checkpoint has no weight average: it starts from the loaded weights")
         tensors = {name: t for name, t in tensors.items() if not name.startswith("ema.")}

@@ -35,7 +35,7 @@ class Ddp:
       (evaluation, checkpoint), see `engine/buffers.py`.
     - DDP lays its buckets out anew after its first backward, in the order gradients came. A resumed run's
       first step would reduce in another layout than the undisturbed run's same step, and from 3 ranks on sum
-      in another order. `warm_up` therefore does one throw-away backward at every start.
+      in another order. `warm_up` therefore does throw-away backwards at every start.
     """
 
     name = "ddp"

@@ -79,7 +79,7 @@ class Fsdp:
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=gathered_type,
                 reduce_dtype=torch.float32,
-                cast_forward_inputs=False,  # autocast does it, where it should,
+                cast_forward_inputs=False,  # autocast does that
             ),
             "offload_policy": CPUOffloadPolicy() if settings.fsdp_cpu_offload else OffloadPolicy(),
         }
