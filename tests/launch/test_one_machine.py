@@ -70,7 +70,7 @@ if os.environ["RANK"] == "1":
         raise RuntimeError("no learning rate") from error
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
-print("pids", os.getpid(), child.pid)
+os.write(1, f"pids {os.getpid()} {child.pid}\\n".encode())  # a whole line: a test reads it as it comes
 time.sleep(300)
 """
 
@@ -209,7 +209,7 @@ import os, signal, time
 for signum in (signal.SIGTERM, signal.SIGINT):
     signal.signal(signum, signal.SIG_IGN)
 pid = os.fork()
-print("pid", os.getpid())
+os.write(1, f"pid {os.getpid()}\\n".encode())  # whole lines: a test reads them as they come
 time.sleep(300)
 """
 
