@@ -177,11 +177,15 @@ def damage(folder: Path, files: dict[str, dict[str, object]], names: Iterable[st
     return None
 
 
-def damage_of(folder: Path) -> str | None:
-    """What is wrong with the checkpoint in `folder`, all of it read by this process; None if it is whole."""
+def damage_of(folder: Path, *, share: slice = slice(None)) -> str | None:
+    """What is wrong with the checkpoint in `folder`; None if nothing.
+
+    Args:
+        share: which of its files, in the order of names, this process reads; by default all.
+    """
     try:
         listed = listed_files(folder)
-        return damage(folder, listed, listed)
+        return damage(folder, listed, sorted(listed)[share])
     except CheckpointError as error:
         return error.found
     except (OSError, ValueError) as error:

@@ -90,13 +90,7 @@ def _newest_good(run_dir: RunDir, world: World, *, required: bool) -> tuple[Path
 
 def _problem(path: Path, world: World) -> str | None:
     """What is wrong with a checkpoint, if anything. The ranks sum its files in turn, each its share."""
-    found: str | None = None
-    try:
-        listed = files.listed_files(path)
-        names = sorted(listed)[world.rank :: world.size]
-        found = files.damage(path, listed, names)
-    except (CheckpointError, OSError, ValueError) as error:
-        found = error.found if isinstance(error, CheckpointError) else str(error)
+    found = files.damage_of(path, share=slice(world.rank, None, world.size))
     return next((problem for problem in world.gather(found) if problem is not None), None)
 
 
