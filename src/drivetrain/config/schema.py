@@ -23,6 +23,7 @@ from drivetrain.config.sections import (
     MeshConfig,
     ModelConfig,
     OptimConfig,
+    PipelineConfig,
     ScheduleConfig,
     Section,
     TelemetryConfig,
@@ -33,8 +34,11 @@ from drivetrain.config.sections import (
 STRATEGIES: dict[str, str] = {
     "auto": "single at one process, ddp at more",
     "single": "one process, no wrapper",
+    "data_parallel": "torch's nn.DataParallel: one process, several GPUs; the baseline that shows why not",
     "ddp": "every rank holds the whole model; gradients are averaged",
     "fsdp": "every rank holds a part of weights, gradients and optimizer state",
+    "tensor": "ranks share each layer's matrices",
+    "pipeline": "each rank holds some of the layers",
 }
 """Names that `strategy` may take, with a line each. Later strategies add their name here."""
 
@@ -88,7 +92,8 @@ class RunConfig(Section):
     max_steps: Count | None = Field(None, description="Steps at most; with epochs, whichever ends first.")
     strategy: StrategyName = Field("auto", description="How the ranks share the work.")
     mesh: MeshConfig = Field(default_factory=MeshConfig, description="How the strategy lays out the ranks.")
-    fsdp: FsdpConfig = Field(default_factory=FsdpConfig, description="fsdp only.")
+    fsdp: FsdpConfig = Field(default_factory=FsdpConfig, description="Where weights are sharded.")
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig, description="pipeline only.")
     activation_checkpointing: Whole = Field(
         0, description="Every n-th block recomputes its activations in the backward: less memory; 0: none."
     )

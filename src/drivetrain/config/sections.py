@@ -175,8 +175,10 @@ class ScheduleConfig(Section):
 class MeshConfig(Section):
     """Degrees of the mesh's axes; null leaves an axis to the strategy, -1 gives it the rest of the ranks."""
 
-    dp_replicate: Degree | None = Field(None, description="fsdp: how many times the shards are held.")
-    dp_shard: Degree | None = Field(None, description="fsdp: ranks that share one copy of the weights.")
+    dp_replicate: Degree | None = Field(None, description="How many times the weights, or shards, are held.")
+    dp_shard: Degree | None = Field(None, description="Ranks that share one copy of the weights, in shards.")
+    tp: Degree | None = Field(None, description="Ranks that share each layer's matrices.")
+    pp: Degree | None = Field(None, description="Ranks that have some of the layers each.")
 
     def degrees(self) -> dict[str, int]:
         """The axes that were set."""
@@ -190,6 +192,19 @@ class FsdpConfig(Section):
         "auto", description="Drop gathered weights after the forward; auto: all but the outermost module's."
     )
     cpu_offload: bool = Field(False, description="Keep shards and optimizer state in host memory.")
+
+
+class PipelineConfig(Section):
+    """In which order stages work on micro-batches."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
+        "1f1b",
+        description="gpipe: all forwards, then all backwards; 1f1b: in turn, with fewer activations kept; "
+        "interleaved: several stages a rank, idle for less; zero_bubble: weight gradients fill the gaps.",
+    )
+    stages_per_rank: Auto | Count = Field(
+        "auto", description="auto: 1, and 2 where the schedule is interleaved or zero_bubble."
+    )
 
 
 class EvaluateConfig(Section):

@@ -20,8 +20,11 @@ def local_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def averaged_buffers(module: nn.Module, world: World) -> Iterator[None]:
-    """Within it the buffers are the mean over ranks, afterwards this rank's own. Called by all ranks."""
+def averaged_buffers(
+    module: nn.Module, world: World, replicas: dist.ProcessGroup | None = None
+) -> Iterator[None]:
+    """Within it the buffers are the mean over `replicas` (None: all ranks), afterwards this rank's own.
+    Called by all ranks."""
     buffers = local_buffers(module)
     if world.size == 1 or not buffers:
         yield
@@ -29,8 +32,8 @@ def averaged_buffers(module: nn.Module, world: World) -> Iterator[None]:
     kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
     with torch.no_grad():
         flat = torch.cat([buffer.detach().float().flatten() for buffer in buffers.values()])
-        dist.all_reduce(flat)
-        flat /= world.size
+        dist.all_reduce(flat, group=replicas)
+        flat /= dist.get_world_size(replicas)
         sizes = [buffer.numel() for buffer in buffers.values()]
         for buffer, mean in zip(buffers.values(), torch.split(flat, sizes), strict=True):
             buffer.copy_(mean.view_as(buffer))

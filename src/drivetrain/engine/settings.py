@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from drivetrain.spec.errors import InputError
 
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
 
@@ -44,6 +45,7 @@ class RunSettings:
         fsdp_reshard_after_forward: whether gathered weights are dropped after the forward and gathered again
             for the backward; None: for all but the outermost.
         fsdp_cpu_offload: keeps shards and optimizer in host memory.
+        pipeline_schedule, pipeline_stages_per_rank: see `config.sections.PipelineConfig`; None: auto.
         activation_checkpointing: every n-th block recomputes its activations in the backward; 0: none.
         channels_last: None uses it for convolutional networks on GPUs.
         static_graph: whether every step uses the same parameters in the same order (DDP's promise).
@@ -65,6 +67,8 @@ class RunSettings:
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
     fsdp_reshard_after_forward: bool | None = None
     fsdp_cpu_offload: bool = False
+    pipeline_schedule: PipelineSchedule = "1f1b"
+    pipeline_stages_per_rank: int | None = None
     activation_checkpointing: int = 0
     compile: bool = False
     channels_last: bool | None = None

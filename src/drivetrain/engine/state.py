@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -46,6 +47,7 @@ class TrainState:
         module: the bare model, without wrappers: its names are those of checkpoints and exports.
         step: optimizer steps done; also the index of the next one.
         position: samples consumed by these steps, over all ranks.
+        replicas: the ranks that hold the same buffers as this one, of other samples; None: all ranks.
     """
 
     model: TrainingModel
@@ -57,6 +59,7 @@ class TrainState:
     ema: Ema | None
     step: int = 0
     position: int = 0
+    replicas: dist.ProcessGroup | None = None
 
     def set_learning_rates(self) -> float:
         """Applies the schedule for the coming step; the first group's rate is returned for display."""

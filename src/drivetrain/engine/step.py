@@ -17,6 +17,7 @@ from drivetrain.engine.state import TrainState
 from drivetrain.engine.strategies.base import Strategy
 from drivetrain.engine.world import World
 from drivetrain.spec.errors import InputError
+from drivetrain.spec.layout import Layout
 from drivetrain.spec.parts import StepPart
 
 
@@ -38,6 +39,7 @@ class StepContext:
     """
 
     world: World
+    layout: Layout
     strategy: Strategy
     clock: PartMarker
     control: ControlChannel
@@ -95,7 +97,10 @@ class StepScope:
         self._context = context
         self._state = state
         self._batch = batch
-        self._local_weight = float(sum(weight_of(micro) for micro in batch.micro_batches))
+        # Of ranks that see the same samples one counts them.
+        self._is_counted = context.layout.is_counted(context.world.rank)
+        weight = float(sum(weight_of(micro) for micro in batch.micro_batches))
+        self._local_weight = weight if self._is_counted else 0.0
         self._static_total = static_total
         self._pending_total = None if static_total is not None else context.totals.start(self._local_weight)
         self._scale: float | None = None
@@ -116,7 +121,7 @@ class StepScope:
     def micro_batches(self) -> Iterator[MicroBatch]:
         """This rank's micro-batches, on its device. Gradients are reduced over ranks only at the last."""
         context, last = self._context, len(self._batch.micro_batches) - 1
-        data_rank, _ = context.strategy.data_place(context.world)
+        data_rank = context.layout.data_rank(context.world.rank)
         for index, micro in enumerate(context.device_batches(self._batch)):
             context.strategy.set_gradient_sync(self._state, index == last)
             # Dropout: the same for a step however the run came to it.
@@ -141,8 +146,8 @@ class StepScope:
         """What a loss sum is multiplied by before the backward."""
         if self._scale is None:
             total = self._total_weight()
-            divisor = self._context.strategy.gradient_divisor(self._context.world)
-            self._scale = divisor / total if total else 0.0
+            # Gradients are averaged over data ranks, and a mean is to come out that is over all samples.
+            self._scale = self._context.layout.num_data_ranks / total if total else 0.0
         return self._scale
 
     def add_loss(self, loss_sum: Tensor) -> None:
@@ -163,6 +168,7 @@ class StepScope:
         state, context = self._state, self._context
         if self._loss_sum is None:
             raise RuntimeError("apply() before any backward(): there is no gradient")
+        loss_sum = self._loss_sum if self._is_counted else torch.zeros_like(self._loss_sum)
         if self._total_weight():
             if state.scaler is not None:
                 state.scaler.step(state.optimizer)
@@ -175,7 +181,7 @@ class StepScope:
         state.step += 1
         state.position += self._batch.num_samples
         context.clock.mark(StepPart.OPTIMIZER)
-        context.control.post(self._batch.index, self._loss_sum, self._grad_norm, self._local_word())
+        context.control.post(self._batch.index, loss_sum, self._grad_norm, self._local_word())
         self.output = StepOutput(self._batch.index, context.control, self._lr)
         context.when_applied(self._batch, self.output)
         return self.output
@@ -190,7 +196,7 @@ class StepScope:
         step_s, data_wait_s = self._context.latest_timing()
         return LocalWord(
             weight=self._local_weight,
-            num_samples=sum(micro.size for micro in self._batch.micro_batches),
+            num_samples=self._is_counted * sum(micro.size for micro in self._batch.micro_batches),
             step_s=step_s,
             data_wait_s=data_wait_s,
             save=self._context.save_due(),

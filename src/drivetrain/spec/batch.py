@@ -46,11 +46,19 @@ class BatchPlan:
         )
 
 
-def plan_batches(*, global_batch: int, num_data_ranks: int, micro_batch: int | None = None) -> BatchPlan:
+MICRO_BATCHES_A_STAGE = 4
+"""Of a pipeline, unless told otherwise: with M micro-batches on S stages a stage stands idle for
+(S − 1) / (M + S − 1) of the time, which Huang et al. (2018, GPipe, 1811.06965) found small from M = 4 S."""
+
+
+def plan_batches(
+    *, global_batch: int, num_data_ranks: int, micro_batch: int | None = None, num_stages: int = 1
+) -> BatchPlan:
     """Shares `global_batch` among `num_data_ranks`.
 
     Args:
-        micro_batch: the most samples a rank runs at once; None runs each rank's share at once.
+        micro_batch: the most samples a rank runs at once; None runs each rank's share at once, and in a
+            pipeline of `num_stages` stages in that many micro-batches a stage, as far as there are samples.
 
     Raises:
         InputError: a rank would get no sample, or a number is not positive.
@@ -66,6 +74,8 @@ def plan_batches(*, global_batch: int, num_data_ranks: int, micro_batch: int | N
             f"use at most {global_batch} ranks, or --global-batch {num_data_ranks} or more",
         )
     largest_share = -(-global_batch // num_data_ranks)
+    if micro_batch is None and num_stages > 1:
+        micro_batch = -(-largest_share // (MICRO_BATCHES_A_STAGE * num_stages))
     limit = min(micro_batch or largest_share, largest_share)
     accumulation = -(-largest_share // limit)
     return BatchPlan(

@@ -16,11 +16,17 @@ most; neighbours are the best-linked GPUs of a host."""
 REST = -1
 """A degree that stands for "whatever ranks are left"."""
 
-# The axes that a strategy may use, and the one that takes the rest of the ranks unless told otherwise.
-_ALLOWED: dict[str, tuple[frozenset[str], str]] = {
-    "single": (frozenset(), ""),
-    "ddp": (frozenset({"dp_replicate"}), "dp_replicate"),
-    "fsdp": (frozenset({"dp_replicate", "dp_shard"}), "dp_shard"),
+_DATA_AXES = frozenset({"dp_replicate", "dp_shard"})
+
+# The axes that a strategy may use; and those that take the rest of the ranks unless told otherwise: the first
+# of them that the user gave no degree.
+_ALLOWED: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "single": (frozenset(), ()),
+    "data_parallel": (frozenset(), ()),
+    "ddp": (frozenset({"dp_replicate"}), ("dp_replicate",)),
+    "fsdp": (_DATA_AXES | {"tp"}, ("dp_shard",)),
+    "tensor": (_DATA_AXES | {"tp"}, ("tp", "dp_replicate")),
+    "pipeline": (_DATA_AXES | {"tp", "pp"}, ("pp", "dp_replicate")),
 }
 
 
@@ -67,6 +73,12 @@ class Layout:
         place = self.place(rank)
         return place["dp_replicate"] * self.dp_shard + place["dp_shard"]
 
+    def is_counted(self, rank: int) -> bool:
+        """Whether the samples of `rank` are counted by it: of ranks that see the same samples one is, the
+        first of its tensor group in the last stage, where the loss is."""
+        place = self.place(rank)
+        return place["tp"] == 0 and place["pp"] == self.pp - 1
+
     def describe(self) -> str:
         """The axes that are more than 1, as a user writes them."""
         used = [f"{axis}={degree}" for axis, degree in zip(AXES, self.degrees, strict=True) if degree > 1]
@@ -77,7 +89,7 @@ def plan_layout(strategy: str, world_size: int, mesh: Mapping[str, int] | None =
     """Completes the degrees that the user gave in `mesh` to a layout of `world_size` ranks.
 
     At most one degree may be -1, "the rest"; an axis not named is 1, but for the strategy's own axis, which
-    takes the rest where no degree is -1.
+    takes the rest where no degree is -1 (tensor and pipeline: replicas do where the own axis is given).
 
     Raises:
         InputError: an unknown axis or strategy, an axis that the strategy does not use, or degrees that do
@@ -87,7 +99,7 @@ def plan_layout(strategy: str, world_size: int, mesh: Mapping[str, int] | None =
     asked = f"strategy {strategy}, mesh {_write(mesh)}, on {world_size} ranks"
     if strategy not in _ALLOWED:
         raise InputError(asked, "there is no such strategy", f"one of {', '.join(_ALLOWED)}")
-    allowed, own_axis = _ALLOWED[strategy]
+    allowed, own_axes = _ALLOWED[strategy]
     for axis, degree in mesh.items():
         if axis not in AXES:
             raise InputError(asked, f"there is no mesh axis {axis!r}", f"the axes are {', '.join(AXES)}")
@@ -100,6 +112,7 @@ def plan_layout(strategy: str, world_size: int, mesh: Mapping[str, int] | None =
     if len(open_axes) > 1:
         raise InputError(asked, f"{' and '.join(open_axes)} are both -1", "only one can take the rest")
     fixed = {axis: degree for axis, degree in mesh.items() if degree != REST}
+    own_axis = next((axis for axis in own_axes if axis not in fixed), own_axes[-1] if own_axes else "")
     rest_axis = open_axes[0] if open_axes else own_axis
     taken = math.prod(fixed.values())
     if rest_axis and rest_axis not in fixed and world_size % taken == 0:
@@ -117,14 +130,20 @@ def plan_layout(strategy: str, world_size: int, mesh: Mapping[str, int] | None =
 
 def _nearest(strategy: str, world_size: int, fixed: Mapping[str, int]) -> str:
     """The layout of exactly `world_size` ranks whose degrees differ least, in ratio, from those given."""
-    allowed = [axis for axis in AXES if axis in _ALLOWED[strategy][0]]
+    uses, own_axes = _ALLOWED[strategy]
+    allowed = [axis for axis in AXES if axis in uses]
     if not allowed:
         return f"1 process, or strategy ddp on {world_size}"
     divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
 
     def distance(degrees: tuple[int, ...]) -> float:
         pairs = zip(allowed, degrees, strict=True)
-        return sum(abs(math.log(degree / fixed[axis])) for axis, degree in pairs if axis in fixed)
+        # An axis that nobody named and that does not take the rest is best left at 1.
+        return sum(
+            abs(math.log(degree / fixed.get(axis, 1)))
+            for axis, degree in pairs
+            if axis in fixed or axis not in own_axes
+        )
 
     candidates = [d for d in itertools.product(divisors, repeat=len(allowed)) if math.prod(d) == world_size]
     best = min(candidates, key=lambda degrees: (distance(degrees), degrees))

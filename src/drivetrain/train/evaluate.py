@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from drivetrain.data.batch import MicroBatch
 from drivetrain.engine.buffers import averaged_buffers
-from drivetrain.engine.objective import Objective, call_model
+from drivetrain.engine.objective import Objective
 from drivetrain.engine.state import TrainState
+from drivetrain.engine.strategies.base import EvaluationForward
 from drivetrain.engine.world import World
 
 UpdateMetric = Callable[[Any, Any, MicroBatch], None]
@@ -27,21 +28,22 @@ def evaluate(
     metrics: Mapping[str, Any],
     *,
     update: UpdateMetric,
-    forwards: contextlib.AbstractContextManager[None],
+    forwards: contextlib.AbstractContextManager[EvaluationForward],
+    is_counted: bool,
 ) -> dict[str, float]:
     """Metrics of the bare model over this rank's `batches`, on its device, and everybody else's.
 
-    Called by all ranks; the model is called without its wrapper, and communication comes at the end. Uses
-    the moving average of the weights where there is one, and the mean of the ranks' running statistics.
+    Called by all ranks; the model is called without its wrapper, and results are shared at the end. Uses the
+    moving average of the weights where there is one, and the mean of the ranks' running statistics.
 
     Args:
         forwards: the strategy's, around the forward passes.
+        is_counted: whether this rank counts its samples, see `Layout.is_counted`.
 
     Returns:
         The metrics by name, and `loss`, the mean over all valid samples.
     """
     module, device = state.module, world.device
-    model = state.model.around(module)
     was_training = module.training
     module.eval()
     average = state.ema.swapped_in() if state.ema is not None else contextlib.nullcontext()
@@ -49,9 +51,11 @@ def evaluate(
         metric.to(device)
         metric.reset()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    with averaged_buffers(module, world), average, forwards, torch.no_grad():
+    with averaged_buffers(module, world, state.replicas), average, forwards as forward, torch.no_grad():
         for placed in batches:
-            output = call_model(model, objective.inputs(placed))
+            output = forward(objective.inputs(placed))
+            if not is_counted:
+                continue
             sums[0] += objective.loss_sum(output, placed)
             sums[1] += objective.weight_of(placed)
             # Padding keeps the ranks in step; metrics must not see it, and some cannot take an empty batch.

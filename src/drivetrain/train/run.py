@@ -28,13 +28,14 @@ from drivetrain.engine.precision import apply_matmul_mode, choose_precision
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import BuildModel, BuildOptimizer, LearningRateFactor, TrainState
 from drivetrain.engine.step import StepContext, StepOutput, StepScope
-from drivetrain.engine.strategies import load_strategy
+from drivetrain.engine.strategies import load_strategy, resolve_name
 from drivetrain.engine.strategies.base import Build
 from drivetrain.engine.warm_up import warm_up
 from drivetrain.engine.world import open_world
 from drivetrain.hardware.cpu import usable_cpus
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError, NonFiniteLossError
+from drivetrain.spec.layout import plan_layout
 from drivetrain.spec.parts import StepPart
 from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
@@ -77,23 +78,26 @@ class Run:
         self.settings = settings
         set_determinism(deterministic=settings.deterministic)
         env = read_rank_env(os.environ)
-        self.strategy = load_strategy(settings.strategy, world_size=env.world_size)
+        name = resolve_name(settings.strategy, env.world_size)
+        self.strategy = load_strategy(name)
+        self.layout = plan_layout(name, env.world_size, settings.mesh)
         self.world = open_world(
             env,
             device=settings.device,
             timeout_s=settings.timeout_s,
             needs_group=self.strategy.needs_group,
         )
-        refusals = self.strategy.refusals(settings, self.world)
+        refusals = self.strategy.refusals(settings, self.layout, self.world.device)
         if refusals:
             raise InputError(f"strategy {self.strategy.name}", "; ".join(refusals), "change what is named")
         self.precision = choose_precision(settings.precision, self.world.device)
         apply_matmul_mode(self.precision)
-        self.data_rank, num_data_ranks = self.strategy.data_place(self.world)
+        self.data_rank = self.layout.data_rank(env.rank)
         self.plan = plan_batches(
             global_batch=settings.global_batch,
-            num_data_ranks=num_data_ranks,
+            num_data_ranks=self.layout.num_data_ranks,
             micro_batch=settings.micro_batch,
+            num_stages=self.layout.pp,
         )
         self.run_dir = RunDir(Path(settings.output)) if settings.output is not None else None
         self.recorder = Recorder(self.run_dir, self.world, log_every_steps=settings.log_every_steps)
@@ -137,6 +141,7 @@ class Run:
                 settings=self.settings,
                 precision=self.precision,
                 world=self.world,
+                layout=self.layout,
             )
         )
         self._resumed, notes = self._saver.resume(state)
@@ -261,6 +266,12 @@ class Run:
         Args:
             weight: the weight of a micro-batch's loss sum, known before its forward; None counts samples.
         """
+        if self.strategy.owns_backward:
+            raise InputError(
+                f"run.step under strategy {self.strategy.name}",
+                "it runs forward and backward itself, in an order of its own",
+                "use run.train_step(state, step, objective)",
+            )
         self._warm_up(state, step, None)
         weight_of = weight or (lambda micro: micro.num_valid)
         return self._scope(state, step, weight_of, has_own_weight=weight is not None)
@@ -281,6 +292,7 @@ class Run:
         return StepScope(
             StepContext(
                 world=self.world,
+                layout=self.layout,
                 strategy=self.strategy,
                 clock=self._clock,
                 control=self._control,
@@ -440,6 +452,7 @@ class Run:
             metrics,
             update=update,
             forwards=self.strategy.evaluation(state),
+            is_counted=self.layout.is_counted(self.world.rank),
         )
         if self.world.rank == 0:
             num_samples = self._stream.num_samples if self._stream is not None else 0

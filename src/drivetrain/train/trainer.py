@@ -169,7 +169,7 @@ class Trainer:
             self._checked(task.eval_data),
             task.eval_objective or task.objective,
             self._metrics,
-            batch=None if self.config.evaluate.batch == "auto" else self.config.evaluate.batch,
+            batch=_number(self.config.evaluate.batch),
             render=task.eval_render,
             update=task.update_metric,
             loader_cost=task.loader_cost,
@@ -187,9 +187,11 @@ def run_settings(
         mesh=config.mesh.degrees(),
         fsdp_reshard_after_forward=_unless_auto(config.fsdp.reshard_after_forward),
         fsdp_cpu_offload=config.fsdp.cpu_offload,
+        pipeline_schedule=config.pipeline.schedule,
+        pipeline_stages_per_rank=_number(config.pipeline.stages_per_rank),
         activation_checkpointing=config.activation_checkpointing,
         global_batch=config.global_batch,
-        micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
+        micro_batch=_number(config.micro_batch),
         seed=config.seed,
         device=config.device,
         precision=config.precision,
@@ -209,6 +211,10 @@ def run_settings(
         on_bad_sample=config.data.on_bad_sample,
         timeout_s=config.timeout_s,
     )
+
+
+def _number(value: int | Literal["auto"]) -> int | None:
+    return None if value == "auto" else value
 
 
 def _unless_auto(value: bool | Literal["auto"]) -> bool | None:

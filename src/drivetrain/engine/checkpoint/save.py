@@ -55,7 +55,7 @@ def save_checkpoint(
     _on_first_rank(world, f"save {final}", lambda: _prepare(run_dir, unfinished))
     _check_finite(state, world)
     own_buffers = own_buffers_of(state, world)
-    with averaged_buffers(state.module, world):
+    with averaged_buffers(state.module, world, state.replicas):
         tensors = tensors_of(state) | own_buffers
         sums = _on_all_ranks(world, f"save {final}", lambda: _write_part(world, unfinished, tensors))
     merged = {name: entry for part in sums for name, entry in part.items()}

@@ -14,14 +14,19 @@ _WHERE = {
 }
 
 
-def load_strategy(name: str, *, world_size: int) -> Strategy:
-    """The strategy called `name`; "auto" is `single` on one rank and `ddp` on several.
+def resolve_name(name: str, world_size: int) -> str:
+    """ "auto" is `single` on one rank and `ddp` on several."""
+    if name == "auto":
+        return "ddp" if world_size > 1 else "single"
+    return name
+
+
+def load_strategy(name: str) -> Strategy:
+    """The strategy called `name`.
 
     Raises:
         InputError: there is no such strategy.
     """
-    if name == "auto":
-        name = "ddp" if world_size > 1 else "single"
     if name not in _WHERE:
         raise InputError(f"strategy {name!r}", "there is no such strategy", f"one of {', '.join(_WHERE)}")
     module, attribute = _WHERE[name].split(":")

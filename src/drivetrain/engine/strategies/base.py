@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from drivetrain.engine.blocks import blocks_of, checkpoint_activations
 from drivetrain.engine.ema import Ema
+from drivetrain.engine.objective import call_model
 from drivetrain.engine.precision import Precision
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import (
@@ -27,12 +27,15 @@ from drivetrain.engine.state import (
 )
 from drivetrain.engine.world import World
 from drivetrain.spec.errors import InputError
+from drivetrain.spec.layout import Layout
 
 if TYPE_CHECKING:
     from drivetrain.engine.objective import Objective
     from drivetrain.engine.step import StepScope
 
 ForwardBackward = Callable[[], None]
+EvaluationForward = Callable[[Any], Any]
+"""From what `Objective.inputs` gives to the model's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +49,24 @@ class Build:
     settings: RunSettings
     precision: Precision
     world: World
+    layout: Layout
 
 
 class Strategy(Protocol):
-    """How a model is placed on ranks and stepped."""
+    """How a model is placed on ranks and stepped.
+
+    Gradients are averaged over data ranks by whatever reduces them (DDP and FSDP do); losses are multiplied
+    by `layout.num_data_ranks` beforehand.
+    """
 
     name: str
     needs_group: bool
     """Whether it wants a process group even on one rank."""
+    owns_backward: bool
+    """Whether it runs forward and backward itself, so that the inner loop cannot be the user's own."""
 
-    def refusals(self, settings: RunSettings, world: World) -> list[str]:
+    def refusals(self, settings: RunSettings, layout: Layout, device: torch.device) -> list[str]:
         """Why these settings cannot run under it; empty if they can. Asked before anything starts."""
-
-    def data_place(self, world: World) -> tuple[int, int]:
-        """This rank's data rank, and how many data ranks there are."""
-
-    def gradient_divisor(self, world: World) -> int:
-        """What the strategy's own reduction divides gradients by; losses are multiplied by it beforehand."""
 
     def setup(self, build: Build) -> TrainState:
         """Builds model and optimizer. Called by all ranks."""
@@ -83,8 +87,10 @@ class Strategy(Protocol):
     def clip(self, state: TrainState, max_norm: float) -> Tensor:
         """Clips to the global norm; returns the norm before clipping, a scalar on the device."""
 
-    def evaluation(self, state: TrainState) -> AbstractContextManager[None]:
-        """Surrounds the forward passes of an evaluation, which no backward follows."""
+    def evaluation(self, state: TrainState) -> AbstractContextManager[EvaluationForward]:
+        """Surrounds the forward passes of an evaluation, which no backward follows, and gives the function
+        that does one. Called by all ranks equally often, with equally many samples on ranks that see the same
+        ones; the output is that of the whole model where `layout.is_counted`, and anything elsewhere."""
 
 
 def built_model(build: Build) -> nn.Module:
@@ -154,7 +160,11 @@ def _check_optimizer(optimizer: object, module: nn.Module) -> None:
         raise InputError(asked, found, "build it from the parameters of its argument")
 
 
+def bare_forward(state: TrainState) -> EvaluationForward:
+    """Calls the model without its wrapper, in the run's precision."""
+    model = state.model.around(state.module)
+    return lambda inputs: call_model(model, inputs)
+
+
 def clip_by_norm(state: TrainState, max_norm: float) -> Tensor:
-    norm = torch.nn.utils.clip_grad_norm_(state.module.parameters(), max_norm)
-    # Of sharded gradients each rank has its part of the norm; the whole is asked for here.
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return torch.nn.utils.clip_grad_norm_(state.module.parameters(), max_norm)

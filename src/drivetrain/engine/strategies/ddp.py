@@ -17,13 +17,15 @@ from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import StepScope, run_micro_batches
 from drivetrain.engine.strategies.base import (
     Build,
+    EvaluationForward,
     ForwardBackward,
+    bare_forward,
     build_on_device,
     clip_by_norm,
     finish_state,
 )
-from drivetrain.engine.world import World
 from drivetrain.spec.batch import plan_batches
+from drivetrain.spec.layout import Layout
 
 
 class Ddp:
@@ -40,18 +42,13 @@ class Ddp:
 
     name = "ddp"
     needs_group = False
+    owns_backward = False
 
-    def refusals(self, settings: RunSettings, world: World) -> list[str]:
-        if settings.sync_batchnorm and world.size > 1 and world.device.type != "cuda":
+    def refusals(self, settings: RunSettings, layout: Layout, device: torch.device) -> list[str]:
+        if settings.sync_batchnorm and layout.world_size > 1 and device.type != "cuda":
             what = "sync_batchnorm on the CPU: torch's SyncBatchNorm needs CUDA"
             return [f"{what}; leave it off, or use a model with GroupNorm or LayerNorm"]
         return []
-
-    def data_place(self, world: World) -> tuple[int, int]:
-        return world.rank, world.size
-
-    def gradient_divisor(self, world: World) -> int:
-        return world.size
 
     def setup(self, build: Build) -> TrainState:
         self._build = build
@@ -95,8 +92,8 @@ class Ddp:
     def clip(self, state: TrainState, max_norm: float) -> Tensor:
         return clip_by_norm(state, max_norm)
 
-    def evaluation(self, state: TrainState) -> AbstractContextManager[None]:
-        return nullcontext()
+    def evaluation(self, state: TrainState) -> AbstractContextManager[EvaluationForward]:
+        return nullcontext(bare_forward(state))
 
 
 def _wrap(

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -21,13 +20,21 @@ from torch.distributed.fsdp import (
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from drivetrain.engine.blocks import blocks_of, checkpoint_activations
+from drivetrain.engine.gradient_norm import clip_sharded
+from drivetrain.engine.mesh import build_mesh
 from drivetrain.engine.objective import Objective
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import StepScope, run_micro_batches
-from drivetrain.engine.strategies.base import Build, ForwardBackward, built_model, clip_by_norm, finish_state
-from drivetrain.engine.world import World
-from drivetrain.spec.layout import Layout, plan_layout
+from drivetrain.engine.strategies.base import (
+    Build,
+    EvaluationForward,
+    ForwardBackward,
+    bare_forward,
+    built_model,
+    finish_state,
+)
+from drivetrain.spec.layout import Layout
 
 
 class Fsdp:
@@ -45,21 +52,15 @@ class Fsdp:
 
     name = "fsdp"
     needs_group = True
+    owns_backward = False
 
-    def refusals(self, settings: RunSettings, world: World) -> list[str]:
-        plan_layout(self.name, world.size, settings.mesh)
+    def refusals(self, settings: RunSettings, layout: Layout, device: torch.device) -> list[str]:
         reasons = []
-        if settings.precision == "fp16" and world.device.type == "cpu":
+        if settings.precision == "fp16" and device.type == "cpu":
             reasons.append("fp16 on the CPU: torch's loss scaler takes no sharded gradients there; use bf16")
-        if settings.fsdp_cpu_offload and world.device.type == "cpu":
+        if settings.fsdp_cpu_offload and device.type == "cpu":
             reasons.append("fsdp.cpu_offload: the weights are on the CPU already")
         return reasons
-
-    def data_place(self, world: World) -> tuple[int, int]:
-        return world.rank, world.size
-
-    def gradient_divisor(self, world: World) -> int:
-        return world.size
 
     def setup(self, build: Build) -> TrainState:
         settings, device = build.settings, build.world.device
@@ -69,7 +70,7 @@ class Fsdp:
         if settings.compile:
             for block in blocks or [module]:
                 block.compile()
-        mesh = _mesh(plan_layout(self.name, build.world.size, settings.mesh), device)
+        mesh = build_mesh(build.layout, device)
         # torch's batch norm wants its weights in the type of its running statistics, which stay fp32.
         has_batchnorm = any(isinstance(part, _BatchNorm) for part in module.modules())
         gathered_type = None if has_batchnorm else build.precision.autocast_dtype
@@ -100,30 +101,22 @@ class Fsdp:
         run_micro_batches(state, scope, objective)
 
     def clip(self, state: TrainState, max_norm: float) -> Tensor:
-        return clip_by_norm(state, max_norm)
+        return clip_sharded(state.module.parameters(), max_norm)
 
-    def evaluation(self, state: TrainState) -> AbstractContextManager[None]:
-        return _resharded_afterwards(state.module)
+    def evaluation(self, state: TrainState) -> AbstractContextManager[EvaluationForward]:
+        return _resharded_afterwards(state)
 
 
 @contextmanager
-def _resharded_afterwards(module: nn.Module) -> Iterator[None]:
+def _resharded_afterwards(state: TrainState) -> Iterator[EvaluationForward]:
     """The root keeps its gathered weights after a forward, for the backward that here never comes. What is
     then changed in the shards (the moving average swapped back) would not be seen by the next forward."""
     try:
-        yield
+        yield bare_forward(state)
     finally:
-        for part in module.modules():
+        for part in state.module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
-
-
-def _mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """One dim of shards, or two: replicas of shard groups."""
-    if layout.dp_replicate == 1:
-        return init_device_mesh(device.type, (layout.dp_shard,), mesh_dim_names=("dp_shard",))
-    degrees = (layout.dp_replicate, layout.dp_shard)
-    return init_device_mesh(device.type, degrees, mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def _whole_and_meta(build: Build) -> tuple[nn.Module | None, nn.Module]:

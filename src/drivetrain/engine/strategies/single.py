@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor
 
 from drivetrain.engine.objective import Objective
@@ -12,12 +13,14 @@ from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import StepScope, run_micro_batches
 from drivetrain.engine.strategies.base import (
     Build,
+    EvaluationForward,
     ForwardBackward,
+    bare_forward,
     build_on_device,
     clip_by_norm,
     finish_state,
 )
-from drivetrain.engine.world import World
+from drivetrain.spec.layout import Layout
 
 
 class Single:
@@ -25,17 +28,10 @@ class Single:
 
     name = "single"
     needs_group = False
+    owns_backward = False
 
-    def refusals(self, settings: RunSettings, world: World) -> list[str]:
-        if world.size > 1:
-            return [f"strategy single on {world.size} ranks: each would train alone; use ddp"]
+    def refusals(self, settings: RunSettings, layout: Layout, device: torch.device) -> list[str]:
         return []
-
-    def data_place(self, world: World) -> tuple[int, int]:
-        return 0, 1
-
-    def gradient_divisor(self, world: World) -> int:
-        return 1
 
     def setup(self, build: Build) -> TrainState:
         module, channels_last = build_on_device(build)
@@ -53,5 +49,5 @@ class Single:
     def clip(self, state: TrainState, max_norm: float) -> Tensor:
         return clip_by_norm(state, max_norm)
 
-    def evaluation(self, state: TrainState) -> AbstractContextManager[None]:
-        return nullcontext()
+    def evaluation(self, state: TrainState) -> AbstractContextManager[EvaluationForward]:
+        return nullcontext(bare_forward(state))
