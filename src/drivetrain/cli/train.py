@@ -19,6 +19,7 @@ from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.job import LaunchRequest
+from drivetrain.spec.layout import plan_layout, strategy_of
 from drivetrain.spec.rank_env import RankEnv, read_rank_env
 from drivetrain.spec.run_dir import RunDir
 
@@ -201,10 +202,13 @@ def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_di
     from drivetrain.launch.check import check
 
     check(request)
+    world_size = request.max_nodes * resolved.nproc_per_node
+    layout = plan_layout(strategy_of(config.strategy, world_size), world_size, config.mesh.degrees())
     plan_batches(
         global_batch=config.global_batch,
-        num_data_ranks=request.max_nodes * resolved.nproc_per_node,
+        num_data_ranks=layout.num_data_ranks,
         micro_batch=None if config.micro_batch == "auto" else config.micro_batch,
+        num_stages=layout.pp,
     )
     if config.data.kind == "image_folder" and config.data.path is not None and config.task is None:
         from drivetrain.data.image_folder import scan_both

@@ -85,6 +85,13 @@ class Layout:
         return ",".join(used) or "one rank"
 
 
+def strategy_of(name: str, world_size: int) -> str:
+    """The strategy that `name` stands for: "auto" is `single` on one rank and `ddp` on several."""
+    if name == "auto":
+        return "ddp" if world_size > 1 else "single"
+    return name
+
+
 def plan_layout(strategy: str, world_size: int, mesh: Mapping[str, int] | None = None) -> Layout:
     """Completes the degrees that the user gave in `mesh` to a layout of `world_size` ranks.
 
@@ -147,7 +154,8 @@ def _nearest(strategy: str, world_size: int, fixed: Mapping[str, int]) -> str:
 
     candidates = [d for d in itertools.product(divisors, repeat=len(allowed)) if math.prod(d) == world_size]
     best = min(candidates, key=lambda degrees: (distance(degrees), degrees))
-    return _write(dict(zip(allowed, best, strict=True)))
+    named = zip(allowed, best, strict=True)
+    return _write({axis: degree for axis, degree in named if degree > 1 or axis in fixed})
 
 
 def _write(mesh: Mapping[str, int]) -> str:

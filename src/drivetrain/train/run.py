@@ -28,14 +28,14 @@ from drivetrain.engine.precision import apply_matmul_mode, choose_precision
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import BuildModel, BuildOptimizer, LearningRateFactor, TrainState
 from drivetrain.engine.step import StepContext, StepOutput, StepScope
-from drivetrain.engine.strategies import load_strategy, resolve_name
+from drivetrain.engine.strategies import load_strategy
 from drivetrain.engine.strategies.base import Build
 from drivetrain.engine.warm_up import warm_up
 from drivetrain.engine.world import open_world
 from drivetrain.hardware.cpu import usable_cpus
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError, NonFiniteLossError
-from drivetrain.spec.layout import plan_layout
+from drivetrain.spec.layout import plan_layout, strategy_of
 from drivetrain.spec.parts import StepPart
 from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
@@ -78,7 +78,7 @@ class Run:
         self.settings = settings
         set_determinism(deterministic=settings.deterministic)
         env = read_rank_env(os.environ)
-        name = resolve_name(settings.strategy, env.world_size)
+        name = strategy_of(settings.strategy, env.world_size)
         self.strategy = load_strategy(name)
         self.layout = plan_layout(name, env.world_size, settings.mesh)
         self.world = open_world(

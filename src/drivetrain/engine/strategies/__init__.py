@@ -14,13 +14,6 @@ _WHERE = {
 }
 
 
-def resolve_name(name: str, world_size: int) -> str:
-    """ "auto" is `single` on one rank and `ddp` on several."""
-    if name == "auto":
-        return "ddp" if world_size > 1 else "single"
-    return name
-
-
 def load_strategy(name: str) -> Strategy:
     """The strategy called `name`.
 
