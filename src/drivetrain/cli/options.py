@@ -26,7 +26,7 @@ class Flag:
 DAILY_FLAGS = (
     Flag("--name", "name", "NAME", "Name of the run and its folder."),
     Flag("--task", "task", "FILE.py:FUNCTION", "Your own model, data and loss."),
-    Flag("--strategy", "strategy", "NAME", "auto, single or ddp."),
+    Flag("--strategy", "strategy", "NAME", "auto, single, ddp, fsdp, tensor, pipeline, …"),
     Flag("--device", "device", "NAME", "auto, cpu or cuda."),
     Flag("--global-batch", "global_batch", "N", "Samples a step over all ranks."),
     Flag("--micro-batch", "micro_batch", "N", "The most samples a rank runs at once, or auto."),
@@ -50,6 +50,7 @@ LAUNCH_FLAGS = (
     Flag("--rdzv-id", "launch.rdzv_id", "ID", "The job's name there."),
     Flag("--local-addr", "launch.local_addr", "HOST", "Address that others reach this machine by."),
     Flag("--max-restarts", "launch.max_restarts", "N", "How often all ranks start anew after a failure."),
+    Flag("--time-left", "launch.time_left", "DURATION", "Save and end before that: 3h55m."),
     Flag("--standalone", "launch.standalone", None, "One machine by itself."),
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from drivetrain.config.overrides import from_environment
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
-from drivetrain.spec.job import LaunchRequest
+from drivetrain.spec.job import DEADLINE_VARIABLE, LaunchRequest
 from drivetrain.spec.layout import plan_layout, strategy_of
 from drivetrain.spec.rank_env import RankEnv, read_rank_env
 from drivetrain.spec.run_dir import RunDir
@@ -192,8 +193,13 @@ def _request(
         rdzv_id=launch.rdzv_id,
         local_addr=launch.local_addr,
         max_restarts=launch.max_restarts,
-        environment=environment,
+        environment=environment | _deadline(launch.time_left_s),
+        stop_grace_s=launch.stop_grace_s,
     )
+
+
+def _deadline(time_left_s: float | None) -> dict[str, str]:
+    return {} if time_left_s is None else {DEADLINE_VARIABLE: f"{time.time() + time_left_s:.3f}"}
 
 
 def _check(config: RunConfig, request: LaunchRequest, resolved: Resolved, run_dir: RunDir) -> None:

@@ -21,6 +21,10 @@ PET_VARIABLES = {
 }
 
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
+_CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,3}):([0-5]?[0-9]):([0-5]?[0-9])")
+_DURATION = re.compile(
+    r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8}(?:\.[0-9]+)?)s?)?"
+)
 _LAYOUT = re.compile(r"([0-9]{1,6}(?::[0-9]{1,6})?)[xX]([0-9]{1,6}|auto|gpu|cpu)")
 
 
@@ -37,6 +41,28 @@ def split_nodes(text: str) -> tuple[int, int]:
     if not 1 <= fewest <= most:
         raise InputError(f"--nnodes {text}", "not 1 ≤ MIN ≤ MAX", "write for example --nnodes 1:4")
     return fewest, most
+
+
+def duration_s(text: str) -> float:
+    """Seconds of a duration: 90 (seconds), 90s, 45m, 3h55m, 1d; as schedulers write it: 3:55:00, 1-12:00:00.
+
+    Raises:
+        InputError: it is none of these, or nothing.
+    """
+    clock = _CLOCK.fullmatch(text)
+    words = _DURATION.fullmatch(text)
+    if clock is not None:
+        parts, units = clock.groups(default="0"), (86400, 3600, 60, 1)
+    elif words is not None and text:
+        parts, units = words.groups(default="0"), (86400, 3600, 60, 1)
+    else:
+        raise InputError(
+            f"a duration of {text!r}", "it is none", "write for example 90s, 45m, 3h55m or 3:55:00"
+        )
+    seconds = sum(float(part) * unit for part, unit in zip(parts, units, strict=True))
+    if seconds <= 0:
+        raise InputError(f"a duration of {text!r}", "it is nothing", "write for example 45m")
+    return seconds
 
 
 def split_layout(text: str) -> tuple[str, str]:

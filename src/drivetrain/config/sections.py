@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from drivetrain.config.launch_words import split_nodes
+from drivetrain.config.launch_words import duration_s, split_nodes
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ def _int_to_text(value: Any) -> Any:
 
 def _check_nnodes(value: str) -> str:
     split_nodes(value)
+    return value
+
+
+def _check_duration(value: str) -> str:
+    duration_s(value)
     return value
 
 
@@ -73,6 +78,12 @@ NumNodes = Annotated[
     BeforeValidator(_int_to_text),
     AfterValidator(_check_nnodes),
     Expects("a number of machines, or MIN:MAX with 1 ≤ MIN ≤ MAX"),
+]
+Duration = Annotated[
+    str,
+    BeforeValidator(_int_to_text),
+    AfterValidator(_check_duration),
+    Expects("a duration: 90s, 45m, 3h55m, 1d or 3:55:00"),
 ]
 Betas = Annotated[
     tuple[Fraction, Fraction], BeforeValidator(_list_to_tuple), Expects("two numbers of at least 0 below 1")
@@ -255,9 +266,21 @@ class LaunchConfig(Section):
     )
     local_addr: Text | None = Field(None, description="The address that others reach this machine by.")
     max_restarts: Whole = Field(0, description="How often all ranks start anew after one failed.")
+    time_left: Duration | None = Field(
+        None,
+        description="How long the job may take: before that it saves and exits with 75. Slurm's own limit is "
+        "honoured without it.",
+    )
+    stop_grace_s: Annotated[float, Ge(0.0), Le(86400.0)] = Field(
+        120.0, description="Seconds that ranks have to save and leave when they are asked to stop."
+    )
     standalone: bool = Field(
         False, description="One machine, by itself: the default, said aloud as in torchrun."
     )
+
+    @property
+    def time_left_s(self) -> float | None:
+        return None if self.time_left is None else duration_s(self.time_left)
 
     @property
     def min_nodes(self) -> int:

@@ -35,6 +35,7 @@ class _Field(IntEnum):
     STEP_S = 4
     DATA_WAIT_S = 5
     SAVE = 6
+    STOP = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class LocalWord:
         step_s, data_wait_s: seconds of the latest step that this rank has timed in full (on a GPU some steps
             back), and those of it that its device stood waiting for data; NaN while none is known.
         save: this rank's clock says that a checkpoint is due.
+        stop: why this rank was asked to stop, as a small number; 0: it was not.
     """
 
     weight: float
@@ -52,6 +54,7 @@ class LocalWord:
     step_s: float
     data_wait_s: float
     save: bool = False
+    stop: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ class ClusterWord:
     step_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
     save: bool
+    stop: int
 
     def nonfinite(self, *, has_scaler: bool) -> tuple[str, tuple[int, ...], float] | None:
         """What was NaN or infinite in this step, on which ranks, and its value; None if nothing was.
@@ -119,6 +123,7 @@ class ControlChannel:
         host[_Field.STEP_S] = word.step_s
         host[_Field.DATA_WAIT_S] = word.data_wait_s
         host[_Field.SAVE] = word.save
+        host[_Field.STOP] = word.stop
         values = [loss_sum.detach().double()]
         if grad_norm is not None:
             values.append(grad_norm.detach().double())
@@ -225,6 +230,7 @@ def _decode(pending: _Pending) -> ClusterWord:
         step_s=columns[_Field.STEP_S],
         data_wait_s=columns[_Field.DATA_WAIT_S],
         save=any(columns[_Field.SAVE]),
+        stop=int(max(columns[_Field.STOP])),
     )
 
 

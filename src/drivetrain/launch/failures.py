@@ -55,7 +55,7 @@ def rank_outcome(end: RankEnd, *, node_rank: int, host: str) -> RankOutcome:
         ended_wall_s=end.ended_wall_s,
         log=str(end.log),
     )
-    if code == 0:
+    if code in (ExitCode.DONE, ExitCode.PREEMPTED):
         return outcome
     recorded = read_error_file(end.error_file)
     message, traceback = (recorded.message, recorded.traceback) if recorded else _from_log(end)
@@ -112,10 +112,12 @@ def _is_stopped(end: RankEnd, outcome: RankOutcome) -> bool:
     return outcome.ended_wall_s is None or outcome.ended_wall_s >= end.stopped_wall_s
 
 
-def job_exit_code(first: RankOutcome | None) -> int:
-    """What the launcher exits with when `first` failed first: 2, 128+n for signal n, or 1; 0 for None."""
+def job_exit_code(first: RankOutcome | None, ranks: Sequence[RankOutcome] = ()) -> int:
+    """What the launcher exits with when `first` failed first: 2, 128+n for signal n, or 1; where none failed
+    0, or 75 if `ranks` were stopped with their state saved."""
     if first is None:
-        return ExitCode.DONE
+        was_stopped = any(rank.exit_code == ExitCode.PREEMPTED for rank in ranks)
+        return ExitCode.PREEMPTED if was_stopped else ExitCode.DONE
     if first.signal is not None:
         return exit_code_for_signal(first.signal)
     return ExitCode.USAGE if first.exit_code == ExitCode.USAGE else ExitCode.FAILED

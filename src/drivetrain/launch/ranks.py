@@ -19,7 +19,12 @@ from typing import IO
 
 from drivetrain.launch import guardian, proc
 from drivetrain.spec.errors import InputError
+from drivetrain.spec.exit_codes import ExitCode
 
+# Return codes of a rank that is still running, has ended well, or has saved its state as it was asked to.
+_GOOD = (None, ExitCode.DONE, ExitCode.PREEMPTED)
+# How long a rank may take to start listening for the signal that asks it to stop.
+_LISTEN_WAIT_S = 30.0
 # After SIGKILL only a process stuck in the kernel (a wedged GPU or file server) is still there.
 KILL_WAIT_S = 2.0
 
@@ -180,6 +185,32 @@ class RankProcesses:
             self._begin_stop(signum, grace_s=self._grace_s)
             self._changed.notify_all()
 
+    def ask_to_stop(self, signum: int, *, grace_s: float) -> None:
+        """Passes `signum` on to ranks that save their state when they get it, each as soon as it listens, and
+        forbids further starts. They have `grace_s` to leave; then `interrupt`'s way is gone. Returns at once.
+        """
+        with self._changed:
+            self._interrupted = signum
+            waiting = self._alive()
+            self._changed.notify_all()
+        threading.Thread(
+            target=self._ask, args=(signum, waiting, grace_s), daemon=True, name="rank-ask"
+        ).start()
+
+    def _ask(self, signum: int, waiting: list[_Running], grace_s: float) -> None:
+        now = time.monotonic()
+        deadline_s, listen_s = now + grace_s, now + min(grace_s, _LISTEN_WAIT_S)
+        with self._changed:
+            while self._alive() and (left := deadline_s - time.monotonic()) > 0:
+                for item in list(waiting):
+                    is_deaf = time.monotonic() >= listen_s
+                    if item.returncode is None and (is_deaf or proc.catches(item.process.pid, signum)):
+                        os.kill(item.process.pid, signum)
+                        waiting.remove(item)
+                self._changed.wait(min(left, 0.05 if waiting else left))
+            if self._alive():
+                self._begin_stop(signal.SIGTERM, grace_s=self._grace_s)
+
     def forward(self, signum: int) -> tuple[int, ...]:
         """Passes a signal on to the ranks that handle it, and returns those that would have died of it.
 
@@ -257,22 +288,30 @@ class RankProcesses:
         with self._changed:
             item.returncode = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             item.ended_wall_s = now
-            if item.returncode != 0:
+            if item.returncode == ExitCode.PREEMPTED:
+                # The others, who agreed to stop with it, are about to leave by themselves.
+                self._begin_stop(None, grace_s=self._grace_s)
+            elif item.returncode != 0:
                 self._begin_stop(signal.SIGTERM, grace_s=self._grace_s)
             self._changed.notify_all()
 
-    def _begin_stop(self, signum: int, *, grace_s: float) -> None:
+    def _begin_stop(self, signum: int | None, *, grace_s: float) -> None:
+        """Sends `signum`, if any, and SIGKILL after the grace to those that are then still there."""
         if self._stopper is not None or self._is_cleaned or not self._running:
             return
+        if signum is not None:
+            self._tell_to_end(signum)
+        self._stopper = threading.Thread(
+            target=self._finish_stop, args=(grace_s,), daemon=True, name="rank-stop"
+        )
+        self._stopper.start()
+
+    def _tell_to_end(self, signum: int) -> None:
         for item in self._alive():
             # One that is already ending, of a signal from elsewhere, is not ended by us.
             if not proc.is_exiting(item.process.pid):
                 item.stopped_wall_s = time.time()
         self._signal_alive(signum)
-        self._stopper = threading.Thread(
-            target=self._finish_stop, args=(grace_s,), daemon=True, name="rank-stop"
-        )
-        self._stopper.start()
 
     def _finish_stop(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
@@ -305,7 +344,7 @@ class RankProcesses:
         return [item for item in self._running if item.returncode is None]
 
     def _any_failed(self) -> bool:
-        return any(item.returncode not in (None, 0) for item in self._running)
+        return any(item.returncode not in _GOOD for item in self._running)
 
     def _is_over(self) -> bool:
         # A rank that survives SIGKILL is stuck in the kernel: it is left behind, and told of by its missing

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -32,7 +32,7 @@ from drivetrain.launch.screen import ScreenTail
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.job import LaunchRequest
-from drivetrain.spec.outcome import Outcome
+from drivetrain.spec.outcome import Outcome, RankOutcome
 
 if TYPE_CHECKING:
     from drivetrain.launch.agent import AgentReport
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["launch", "render_command"]
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# What asks ranks that save their state to do so and leave.
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # Schedulers send these to every process of a job step; what they mean is up to the ranks.
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 # Beyond the ranks' grace: how long an interrupted launcher waits for an agent that is stuck in the network.
@@ -57,7 +59,9 @@ def launch(
 
     SIGTERM, SIGINT, SIGHUP and SIGQUIT are forwarded to the ranks, which then have `request.grace_s`; a
     second SIGINT kills at once. SIGUSR1 and SIGUSR2 are forwarded to the ranks that have a handler for them.
-    The launcher's own handlers are restored afterwards.
+    Ranks that save their state when they are asked to stop (`request.stop_grace_s`) are asked by any of
+    SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, as soon as they listen, and have that long. The launcher's own
+    handlers are restored afterwards.
 
     A rank has failed when its process has ended. One that raises but hangs at its exit (a thread that is no
     daemon, an atexit function) has not: of a script nothing tells that from one that handles the error and
@@ -255,7 +259,11 @@ class _Job:
             if left_s is not None and left_s <= 0:
                 return
             for signum in wake.wait(left_s):
-                if signum in _PASSED_ON:
+                stop_grace_s = self._request.stop_grace_s
+                if stop_grace_s is not None and signum in _ASKING and self._ranks.interrupted is None:
+                    self._ranks.ask_to_stop(signum, grace_s=stop_grace_s)
+                    give_up_s = time.monotonic() + stop_grace_s + self._request.grace_s + _AGENT_S
+                elif signum in _PASSED_ON:
                     self._forward(signum)
                 elif self._ranks.interrupted is None:
                     if self._tail is not None:
@@ -286,8 +294,14 @@ class _Job:
         elsewhere = report.failures_elsewhere if report else ()
         first = earliest((*causes(ends, ranks), *elsewhere))
         error = report.error if report else None
-        code = job_exit_code(first)
-        if self._ranks.interrupted is not None:
+        code = job_exit_code(first, ranks)
+        saves = self._request.stop_grace_s is not None
+        if self._ranks.interrupted is not None and saves and _has_saved(ranks):
+            if code == ExitCode.PREEMPTED:
+                error = f"asked to stop by {signal_name(self._ranks.interrupted)}; the state is saved"
+                if self._ranks.interrupted == signal.SIGINT:
+                    code = exit_code_for_signal(signal.SIGINT)  # as shells expect it of Ctrl-C
+        elif self._ranks.interrupted is not None:
             # What the ranks made of the forwarded signal is no failure of theirs.
             first = None
             code = exit_code_for_signal(self._ranks.interrupted)
@@ -309,6 +323,11 @@ class _Job:
             earliest_failure=first,
             error=error or (str(self._agent.problem) if self._agent.problem else None),
         )
+
+
+def _has_saved(ranks: Sequence[RankOutcome]) -> bool:
+    """Whether all ranks left as they do when they were asked to stop, some perhaps at their own end."""
+    return bool(ranks) and all(not rank.failed and rank.exit_code is not None for rank in ranks)
 
 
 class _Wake:

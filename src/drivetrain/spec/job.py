@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+DEADLINE_VARIABLE = "DRIVETRAIN_DEADLINE"
+"""Seconds since the epoch by which a job must have saved and ended; set by the launcher for its ranks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
@@ -21,6 +24,8 @@ class LaunchRequest:
         folder: where `logs/` and `launch/outcome.json` are written (a run directory).
         environment: variables set for every rank, on top of the launcher's own environment.
         grace_s: from the first failure, how long the other ranks may take to end before SIGKILL.
+        stop_grace_s: how long ranks that were asked to stop may take to save; None: they are not known to
+            save anything, and have `grace_s`.
     """
 
     command: tuple[str, ...]
@@ -37,6 +42,7 @@ class LaunchRequest:
     max_restarts: int = 0
     environment: dict[str, str] = field(default_factory=dict)
     grace_s: float = 5.0
+    stop_grace_s: float | None = None
     monitor_interval_s: float = 0.1
 
     @property

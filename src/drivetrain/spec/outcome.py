@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain.spec.exit_codes import ExitCode
+
 SCHEMA = 1
 
 
@@ -33,7 +35,8 @@ class RankOutcome:
 
     @property
     def failed(self) -> bool:
-        return bool(self.exit_code) or self.signal is not None
+        """A rank that was asked to stop and saved its state has not."""
+        return self.exit_code not in (None, ExitCode.DONE, ExitCode.PREEMPTED) or self.signal is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,8 @@ def evaluate(
     update: UpdateMetric,
     forwards: contextlib.AbstractContextManager[EvaluationForward],
     is_counted: bool,
-) -> dict[str, float]:
+    is_over: Callable[[], bool],
+) -> dict[str, float] | None:
     """Metrics of the bare model over this rank's `batches`, on its device, and everybody else's.
 
     Called by all ranks; the model is called without its wrapper, and results are shared at the end. Uses the
@@ -38,10 +39,11 @@ def evaluate(
 
     Args:
         forwards: the strategy's, around the forward passes.
+        is_over: asked before each batch whether to end early, on all ranks at the same one.
         is_counted: whether this rank counts its samples, see `Layout.is_counted`.
 
     Returns:
-        The metrics by name, and `loss`, the mean over all valid samples.
+        The metrics by name, and `loss`, the mean over all valid samples; None where it was ended early.
     """
     module, device = state.module, world.device
     was_training = module.training
@@ -50,9 +52,13 @@ def evaluate(
     for metric in metrics.values():
         metric.to(device)
         metric.reset()
+    is_whole = True
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with averaged_buffers(module, world, state.replicas), average, forwards as forward, torch.no_grad():
         for placed in batches:
+            if is_over():
+                is_whole = False
+                break
             output = forward(objective.inputs(placed))
             if not is_counted:
                 continue
@@ -62,6 +68,8 @@ def evaluate(
             for metric in metrics.values() if placed.num_valid else ():
                 update(metric, output, placed)
     module.train(was_training)
+    if not is_whole:
+        return None
     if world.size > 1:
         dist.all_reduce(sums)
     loss_sum, weight = sums.tolist()

@@ -35,16 +35,20 @@ from drivetrain.engine.world import open_world
 from drivetrain.hardware.cpu import usable_cpus
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError, NonFiniteLossError
+from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.layout import plan_layout, strategy_of
 from drivetrain.spec.parts import StepPart
 from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
 from drivetrain.telemetry.events import CheckpointEvent, EvalEvent
+from drivetrain.telemetry.reader import read_events
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
+from drivetrain.train.interruption import stop_listening
 from drivetrain.train.opening import device_name, run_started
 from drivetrain.train.recorder import Recorder, StepFacts
 from drivetrain.train.run_clock import RunClock
 from drivetrain.train.saver import Saver
+from drivetrain.train.stopping import Stopping
 from drivetrain.train.stream import RunStream, StreamPlace, StreamSource
 
 LoaderCost = Literal["memory", "decode"]
@@ -109,6 +113,8 @@ class Run:
         self._stream: RunStream | None = None
         self._num_steps = 0
         self._latest_timing = (math.nan, math.nan)
+        self._stopping = Stopping(self.world)
+        self._evaluation_postponed = False
         self._saver = Saver(settings, self.world, self.run_dir)
         self.has_stepped = False
         self._is_warm = False
@@ -218,6 +224,8 @@ class Run:
     def _announce(self, stream: RunStream) -> None:
         """Says what is trained, where and how, when the first batch is asked for."""
         devices = self.world.gather(device_name(self.world.device))
+        if self._stopping.agree(math.nan):
+            self._begin_stop()
         if stream.change is not None:
             self.notes.append(stream.change)
         if self.world.rank == 0:
@@ -301,6 +309,7 @@ class Run:
                 device_batches=stream.device_batches,
                 latest_timing=lambda: self._latest_timing,
                 save_due=self._saver.is_due_by_clock,
+                stop_wish=lambda: self._stopping.wish(self._latest_timing[0]),
                 when_applied=self._after_step,
             ),
             state,
@@ -345,12 +354,36 @@ class Run:
         for word in words:
             if word.save:
                 self._saver.ask()
+            if word.stop and not self._stopping.has_agreed:
+                self._stopping.agreed = word.stop
+                self._begin_stop()
             problem = word.nonfinite(has_scaler=self.precision.uses_scaler)
             if problem is not None:
                 what, ranks, value = problem
                 raise NonFiniteLossError(
                     step=word.step + 1, ranks=ranks, what=what, value=value, do=self._after_nonfinite()
                 )
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether all ranks have agreed to stop (a signal, the job's time limit): the stream yields no more
+        batches. The same on every rank at the same step."""
+        return self._stopping.has_agreed
+
+    @property
+    def exit_code(self) -> int:
+        """What a script exits with after `end`: 75 where the run was stopped with its state saved, else 0."""
+        last = self._stream.source.steps if self._stream is not None else None
+        is_whole = self._num_steps == last and not self._evaluation_postponed
+        return ExitCode.PREEMPTED if self.is_stopping and not is_whole else ExitCode.DONE
+
+    def _begin_stop(self) -> None:
+        """All ranks have agreed: the stream ends, and the state is saved where it stands."""
+        if self._stream is not None:
+            self._stream.stop()
+        self._saver.ask()
+        if self.world.rank == 0:
+            self.recorder.message(f"asked to stop by {self._stopping.reason}: saving, then ending", "warning")
 
     def _after_nonfinite(self) -> str:
         do = "lower the learning rate, clip the gradient (optim.clip_norm), or use --precision bf16 or fp32"
@@ -377,6 +410,18 @@ class Run:
             self.recorder.message("nothing is saved: the run has no output=FOLDER", "warning")
         return self.save(state) if self._saver.is_due(step.index + 1) else None
 
+    def has_evaluated(self, step: int) -> bool:
+        """Whether an earlier start of this run evaluated it after `step` steps. Called by all ranks."""
+        done = False
+        if self.world.rank == 0 and self.run_dir is not None:
+            events = read_events(self.run_dir.rank_events(0), kinds={EvalEvent})
+            done = any(isinstance(event, EvalEvent) and event.step == step for event in events)
+        return bool(self.world.gather(done)[0])
+
+    def postpone_evaluation(self) -> None:
+        """An evaluation is due, but the run is stopping: it is made after the resume."""
+        self._evaluation_postponed = True
+
     def save(self, state: TrainState) -> Saved | None:
         """Saves now; None without a run directory, or where this step is saved already.
 
@@ -390,6 +435,10 @@ class Run:
         self.settle()
         saved = self._saver.save(state, self._facts())
         self._clock.mark(StepPart.CHECKPOINT)
+        self._stopping.saved(saved.seconds)
+        # A wish that came while saving is met here, or a second save would follow a few steps later.
+        if not self.is_stopping and self._stopping.agree(self._latest_timing[0]):
+            self._begin_stop()
         if self.world.rank == 0:
             self.recorder.write(
                 CheckpointEvent(
@@ -426,6 +475,8 @@ class Run:
     ) -> dict[str, float]:
         """Evaluates over all ranks, each sample counted once, with the averaged weights where there are any.
 
+        Where a stop is agreed on meanwhile it ends early, empty, and is due again after the resume.
+
         Args:
             metrics: torchmetrics metrics by name; `loss` is added.
             batch: samples a rank runs at once; None takes the micro-batch.
@@ -444,6 +495,7 @@ class Run:
             device=self.world.device,
             on_bad_sample=self.settings.on_bad_sample,
         )
+        poll = self._stopping.poll()
         results = evaluate(
             state,
             self.world,
@@ -453,7 +505,15 @@ class Run:
             update=update,
             forwards=self.strategy.evaluation(state),
             is_counted=self.layout.is_counted(self.world.rank),
+            is_over=poll,
         )
+        poll.close()
+        if results is None:
+            self.postpone_evaluation()
+            self._begin_stop()
+            return {}
+        if self.is_stopping:  # agreed on in the last batches
+            self._begin_stop()
         if self.world.rank == 0:
             num_samples = self._stream.num_samples if self._stream is not None else 0
             self.recorder.write(
@@ -473,7 +533,11 @@ class Run:
         self.settle()
         self._clock.pause()
         self.recorder.late(self._clock.pop_finished(), ())
-        self.recorder.end("done", self._num_steps)
+        if self.exit_code == ExitCode.PREEMPTED:
+            self.recorder.end("stopped", self._num_steps, self._stopping.reason)
+        else:
+            self.recorder.end("done", self._num_steps)
+        stop_listening()
         self._has_ended = True
         if self._stream is not None:
             self._stream.close()

@@ -64,6 +64,7 @@ class RunStream:
         self.num_samples = len(source.dataset)
         self.next_step = place.start_step
         self.change: str | None = None
+        self._is_stopped = False
         if place.resumed_data is not None and place.resumed_data != source.fingerprint:
             self.change = explain_change(place.resumed_data, source.fingerprint)
         self._clock = clock
@@ -91,13 +92,17 @@ class RunStream:
         """The step's micro-batches on the device, each copied while the one before computes."""
         return self._stream.device_batches(step)
 
+    def stop(self) -> None:
+        """Yields nothing more. Called at the same step on every rank."""
+        self._is_stopped = True
+
     def close(self) -> None:
         self._stream.close()
 
     def __iter__(self) -> Iterator[StepBatch]:
         self._when_started(self)
         batches = iter(self._stream)
-        while self.source.steps is None or self.next_step < self.source.steps:
+        while not self._is_stopped and (self.source.steps is None or self.next_step < self.source.steps):
             self._clock.begin_step(self.next_step)
             batch = next(batches)
             self._clock.mark(StepPart.DATA_WAIT)

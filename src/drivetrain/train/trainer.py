@@ -29,10 +29,12 @@ _COMPILE_REPAYS_AFTER_STEPS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """How training ended: steps done and the last evaluation's metrics (empty without evaluation data)."""
+    """How training ended: steps done, the last evaluation's metrics (empty without evaluation data), and what
+    the process is to exit with: 75 where the run was asked to stop before its end, with its state saved."""
 
     steps: int
     metrics: dict[str, float]
+    exit_code: int = 0
 
 
 class Trainer:
@@ -92,19 +94,22 @@ class Trainer:
             self._open_sinks(state)
             self._metrics = task.build_metrics()
             metrics: dict[str, float] = {}
+            # The start before may have ended between the save and the evaluation of this step.
+            if state.step and self._is_evaluation_due(state.step) and not run.has_evaluated(state.step):
+                metrics = self._evaluate(state)
             for step in data:
                 run.train_step(state, step, task.objective)
                 run.checkpoint_if_due(state, step)
                 if self._is_evaluation_due(state.step):
                     metrics = self._evaluate(state)
-            if not metrics:
+            if not metrics and not run.is_stopping:
                 metrics = self._evaluate(state)
             run.save(state)
             run.end()
         except BaseException as error:
             run.fail(error)
             raise
-        return FitResult(steps=state.step, metrics=metrics)
+        return FitResult(steps=state.step, metrics=metrics, exit_code=run.exit_code)
 
     def _checked(self, dataset: Any) -> Any:
         num_classes = self.task.num_classes
@@ -163,6 +168,9 @@ class Trainer:
     def _evaluate(self, state: TrainState) -> dict[str, float]:
         task, run = self.task, self.run
         if task.eval_data is None:
+            return {}
+        if run.is_stopping:
+            run.postpone_evaluation()
             return {}
         return run.evaluate(
             state,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.run_dir import RunDir
+from drivetrain.train.interruption import listen
 
 if TYPE_CHECKING:
     from drivetrain.config.schema import RunConfig
@@ -29,7 +30,7 @@ def run_worker(config: RunConfig, run_dir: Path) -> int:
         from drivetrain.train.trainer import Trainer
 
         trainer = Trainer(config, output=run_dir)
-        trainer.fit()
+        return trainer.fit().exit_code
     except ExplainedError as error:
         _report(error, "")
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
@@ -50,7 +51,6 @@ def run_worker(config: RunConfig, run_dir: Path) -> int:
         _report(error, text)
         sys.stderr.write(text)
         return ExitCode.FAILED
-    return ExitCode.DONE
 
 
 def _report(error: BaseException, text: str) -> None:
@@ -68,6 +68,7 @@ def _report(error: BaseException, text: str) -> None:
 
 
 def main() -> None:
+    listen()  # before torch is imported, which takes seconds
     from drivetrain.config.load import load
 
     run_dir = Path(sys.argv[1])
