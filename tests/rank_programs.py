@@ -146,7 +146,7 @@ def train(
             out = _own_step(run, state, step) if own_loop else run.train_step(state, step, objective)
             if run.world.rank == 0 or not only_first_reads_loss:
                 losses.append(out.loss)
-            if run.checkpoint_if_due(state, step) is not None:
+            if run.checkpoint_if_due(state, step):
                 saved.append(state.step)
             if evaluate_every and state.step % evaluate_every == 0:
                 run.evaluate(state, Points(), objective, {}, render=render, loader_cost="memory")

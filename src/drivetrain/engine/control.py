@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import IntEnum
 
 import torch
@@ -36,6 +35,7 @@ class _Field(IntEnum):
     DATA_WAIT_S = 5
     SAVE = 6
     STOP = 7
+    SAVE_FAILED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class LocalWord:
         step_s, data_wait_s: seconds of the latest step that this rank has timed in full (on a GPU some steps
             back), and those of it that its device stood waiting for data; NaN while none is known.
         save: this rank's clock says that a checkpoint is due.
+        save_failed: a checkpoint that was being written meanwhile could not be.
         stop: why this rank was asked to stop, as a small number; 0: it was not.
     """
 
@@ -55,6 +56,7 @@ class LocalWord:
     data_wait_s: float
     save: bool = False
     stop: int = 0
+    save_failed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,7 @@ class ClusterWord:
     data_wait_s: tuple[float, ...]
     save: bool
     stop: int
+    save_failed: bool
 
     def nonfinite(self, *, has_scaler: bool) -> tuple[str, tuple[int, ...], float] | None:
         """What was NaN or infinite in this step, on which ranks, and its value; None if nothing was.
@@ -105,7 +108,7 @@ class ControlChannel:
     def __init__(self, world: World, timeout_s: float) -> None:
         self._world = world
         self._is_cuda = world.device.type == "cuda"
-        self._group = _own_group(world, timeout_s)
+        self._group = world.new_host_group(timeout_s).group
         self._pending: deque[_Pending] = deque()
         self._received: dict[int, ClusterWord] = {}
         self._due: deque[ClusterWord] = deque()
@@ -124,6 +127,7 @@ class ControlChannel:
         host[_Field.DATA_WAIT_S] = word.data_wait_s
         host[_Field.SAVE] = word.save
         host[_Field.STOP] = word.stop
+        host[_Field.SAVE_FAILED] = word.save_failed
         values = [loss_sum.detach().double()]
         if grad_norm is not None:
             values.append(grad_norm.detach().double())
@@ -206,15 +210,6 @@ class ControlChannel:
         pending.is_sent.set()
 
 
-def _own_group(world: World, timeout_s: float) -> dist.ProcessGroup | None:
-    """A gloo group of all ranks that nothing else waits in; None alone. Called by all ranks."""
-    if world.size == 1:
-        return None
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
 def _decode(pending: _Pending) -> ClusterWord:
     assert pending.gathered is not None
     table = pending.gathered.tolist()
@@ -231,6 +226,7 @@ def _decode(pending: _Pending) -> ClusterWord:
         data_wait_s=columns[_Field.DATA_WAIT_S],
         save=any(columns[_Field.SAVE]),
         stop=int(max(columns[_Field.STOP])),
+        save_failed=any(columns[_Field.SAVE_FAILED]),
     )
 
 
@@ -238,7 +234,7 @@ class WeightTotals:
     """Sums the weights of a step over ranks, overlapped with its forward. Constructed by all ranks."""
 
     def __init__(self, world: World, timeout_s: float) -> None:
-        self._group = _own_group(world, timeout_s)
+        self._group = world.new_host_group(timeout_s).group
 
     def start(self, local: float) -> PendingTotal:
         """Called by all ranks, once a step."""

@@ -34,8 +34,7 @@ class StepContext:
     Attributes:
         device_batches: the micro-batches of a step on this rank's device.
         latest_timing: seconds of the latest step that is timed in full, and of its data wait; NaN at first.
-        save_due: whether this rank's clock says that a checkpoint is due.
-        stop_wish: why this rank was asked to stop, see `LocalWord`.
+        save_due, save_failed, stop_wish: see `LocalWord`.
         when_applied: told of each finished step.
     """
 
@@ -49,6 +48,7 @@ class StepContext:
     device_batches: Callable[[StepBatch], Iterator[MicroBatch]]
     latest_timing: Callable[[], tuple[float, float]]
     save_due: Callable[[], bool]
+    save_failed: Callable[[], bool]
     stop_wish: Callable[[], int]
     when_applied: Callable[[StepBatch, StepOutput], None]
 
@@ -203,6 +203,7 @@ class StepScope:
             data_wait_s=data_wait_s,
             save=self._context.save_due(),
             stop=self._context.stop_wish(),
+            save_failed=self._context.save_failed(),
         )
 
 

@@ -20,6 +20,23 @@ from drivetrain.spec.rank_env import RankEnv
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostGroup:
+    """All ranks, talking in host memory (gloo) without waiting behind anything else. `group`: None alone."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None
+
+    def gather(self, item: Any) -> list[Any]:
+        """`item` of every rank, in rank order. Called by all ranks, in the same order; waits for all."""
+        if self.group is None:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.group)
+        return items
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """Where this rank computes and with whom it talks.
 
@@ -44,11 +61,17 @@ class World:
 
     def gather(self, item: Any) -> list[Any]:
         """`item` of every rank, in rank order. Called by all ranks, in the same order; waits for all."""
-        if self.control is None:
-            return [item]
-        items: list[Any] = [None] * self.size
-        dist.all_gather_object(items, item, group=self.control)
-        return items
+        return HostGroup(rank=self.rank, size=self.size, group=self.control).gather(item)
+
+    def new_host_group(self, timeout_s: float) -> HostGroup:
+        """A group of its own for talk that nothing else is to wait behind. Called by all ranks, in the same
+        order."""
+        group = None
+        if self.size > 1:
+            made = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            assert isinstance(made, dist.ProcessGroup)
+            group = made
+        return HostGroup(rank=self.rank, size=self.size, group=group)
 
     def close(self) -> None:
         """Leaves the process group. Called by all ranks at the end of a good run; a failed one just exits."""

@@ -144,13 +144,19 @@ class EvalEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointEvent(Event):
-    """A checkpoint was completed; written by rank 0. `seconds` is what training waited for it."""
+    """A checkpoint was completed; written by rank 0.
+
+    Attributes:
+        seconds: what training waited for it.
+        written_s: what copying it to the disk took, mostly while training went on.
+    """
 
     kind: ClassVar[str] = "checkpoint"
     step: int
     path: str
     seconds: float
     bytes: int
+    written_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -309,6 +309,7 @@ class Run:
                 device_batches=stream.device_batches,
                 latest_timing=lambda: self._latest_timing,
                 save_due=self._saver.is_due_by_clock,
+                save_failed=lambda: self._saver.has_failed,
                 stop_wish=lambda: self._stopping.wish(self._latest_timing[0]),
                 when_applied=self._after_step,
             ),
@@ -348,10 +349,13 @@ class Run:
             self._latest_timing = (step_s, parts.get(StepPart.DATA_WAIT, 0.0))
         self.recorder.step(facts, timings, words)
         self._act(words)
+        self._tell_saved(self._saver.take_finished())
 
     def _act(self, words: Sequence[ClusterWord]) -> None:
         """What all ranks decide from the same words at the same step."""
         for word in words:
+            if word.save_failed:
+                self._saver.finish()  # raises, on every rank
             if word.save:
                 self._saver.ask()
             if word.stop and not self._stopping.has_agreed:
@@ -403,12 +407,23 @@ class Run:
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    def checkpoint_if_due(self, state: TrainState, step: StepBatch) -> Saved | None:
-        """Saves if the policy says so at this step; by time, all ranks agree through the control word."""
+    def checkpoint_if_due(self, state: TrainState, step: StepBatch) -> bool:
+        """Saves if the policy says so at this step; by time, all ranks agree through the control word.
+
+        Training waits only until the state is copied to host memory; the copy is written meanwhile. Returns
+        whether a save was begun.
+
+        Raises:
+            CheckpointError: an earlier save could not be written; earlier checkpoints are untouched.
+            NonFiniteLossError: a step so far was not finite; nothing was written.
+        """
         if self.run_dir is None and not self._said_unsaved:
             self._said_unsaved = True
             self.recorder.message("nothing is saved: the run has no output=FOLDER", "warning")
-        return self.save(state) if self._saver.is_due(step.index + 1) else None
+        if not self._saver.is_due(step.index + 1) or self._saver.has(state):
+            return False
+        self._begin_save(state)
+        return True
 
     def has_evaluated(self, step: int) -> bool:
         """Whether an earlier start of this run evaluated it after `step` steps. Called by all ranks."""
@@ -423,29 +438,45 @@ class Run:
         self._evaluation_postponed = True
 
     def save(self, state: TrainState) -> Saved | None:
-        """Saves now; None without a run directory, or where this step is saved already.
+        """Saves and waits until it is written; None without a run directory, or if this step is saved.
 
         Raises:
             CheckpointError: it could not be written; earlier checkpoints are untouched.
             NonFiniteLossError: a step so far was not finite; nothing was written.
         """
-        if self._saver.has(state):
-            return None
+        if not self._saver.has(state):
+            self._begin_save(state)
+        return self._finish_save()
+
+    def _begin_save(self, state: TrainState) -> None:
         self._clock.mark(StepPart.HOST)
+        self._finish_save()  # bounds the copies in memory to one
         self.settle()
-        saved = self._saver.save(state, self._facts())
+        self._saver.begin(state, self._facts())
         self._clock.mark(StepPart.CHECKPOINT)
+
+    def _finish_save(self) -> Saved | None:
+        """Waits for the save under way, if there is one."""
+        self._clock.mark(StepPart.HOST)
+        saved = self._saver.finish()
+        self._clock.mark(StepPart.CHECKPOINT)
+        self._tell_saved(saved)
+        return saved
+
+    def _tell_saved(self, saved: Saved | None) -> None:
+        if saved is None:
+            return
         self._stopping.saved(saved.seconds)
-        # A wish that came while saving is met here, or a second save would follow a few steps later.
-        if not self.is_stopping and self._stopping.agree(self._latest_timing[0]):
-            self._begin_stop()
         if self.world.rank == 0:
             self.recorder.write(
                 CheckpointEvent(
-                    step=saved.step, path=str(saved.path), seconds=saved.seconds, bytes=saved.num_bytes
+                    step=saved.step,
+                    path=str(saved.path),
+                    seconds=self._saver.waited_s,
+                    bytes=saved.num_bytes,
+                    written_s=saved.seconds,
                 )
             )
-        return saved
 
     def _facts(self) -> dict[str, Any]:
         stream = self._stream
@@ -531,6 +562,7 @@ class Run:
     def end(self) -> None:
         """Ends a good run: the last words are heard, events closed, the process group left."""
         self.settle()
+        self._finish_save()
         self._clock.pause()
         self.recorder.late(self._clock.pop_finished(), ())
         if self.exit_code == ExitCode.PREEMPTED:
@@ -547,6 +579,7 @@ class Run:
         """Records how the run failed. Says nothing to other ranks: they may be gone."""
         if not self._has_ended:
             self._has_ended = True
+            self._saver.leave()
             self.recorder.end("failed", self._num_steps, str(error) or type(error).__name__)
 
     def __enter__(self) -> Run:

@@ -8,12 +8,17 @@ from typing import Any
 
 from drivetrain.engine.checkpoint.files import complete_steps
 from drivetrain.engine.checkpoint.load import Loaded, find_checkpoint, load_checkpoint, read_facts
-from drivetrain.engine.checkpoint.save import Saved, save_checkpoint
+from drivetrain.engine.checkpoint.save import Saved, write_checkpoint
+from drivetrain.engine.checkpoint.stage import Stager
 from drivetrain.engine.settings import RunSettings
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.run_dir import RunDir
+from drivetrain.train.writing import Writing
+
+# Less than a launcher gives the ranks that it ends.
+_LEAVE_S = 3.0
 
 
 class Saver:
@@ -23,6 +28,10 @@ class Saver:
         self._settings = settings
         self._world = world
         self._run_dir = run_dir
+        self._ranks = world.new_host_group(settings.timeout_s)
+        self._stager = Stager(world.device)
+        self._writing: Writing[Saved] | None = None
+        self.waited_s = 0.0  # that training stood still for the latest save
         self._saved_at = time.monotonic()
         self._saved_step = -1
         self._is_asked = False
@@ -82,20 +91,54 @@ class Saver:
         minutes = self._settings.checkpoint.every_minutes
         if minutes is None or self._world.rank != 0:
             return False
-        return time.monotonic() - self._saved_at >= 60 * minutes
+        return self._writing is None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def has(self, state: TrainState) -> bool:
         """Whether there is nothing to save: no run directory, or this very step is saved."""
         return self._run_dir is None or state.step == self._saved_step
 
-    def save(self, state: TrainState, facts: dict[str, Any]) -> Saved:
-        """Writes a checkpoint with `facts` beside the state's own.
+    def begin(self, state: TrainState, facts: dict[str, Any]) -> None:
+        """Copies the state and has it written, with `facts` beside its own, while training goes on.
+        An earlier save must have been finished: there is one copy at most.
+
+        Raises:
+            NonFiniteLossError: on every rank: the state is not fit to be saved.
+        """
+        assert self._run_dir is not None
+        assert self._writing is None, "an earlier save is not finished"
+        started = time.monotonic()
+        staged = self._stager.stage(state, self._world, facts)
+        run_dir, keep = self._run_dir, self._settings.checkpoint.keep
+        self._writing = Writing(lambda: write_checkpoint(staged, self._ranks, run_dir, keep=keep))
+        self._saved_at, self._saved_step, self._is_asked = time.monotonic(), state.step, False
+        self.waited_s = self._saved_at - started
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save under way could not be written, as far as this rank knows by now."""
+        return self._writing is not None and self._writing.has_failed
+
+    def take_finished(self) -> Saved | None:
+        """The save that has been written since the last call. Does not wait."""
+        if self._writing is not None and self._writing.is_over and not self._writing.has_failed:
+            return self.finish()
+        return None
+
+    def finish(self) -> Saved | None:
+        """Waits until the save under way is written, if there is one, and returns it.
 
         Raises:
             CheckpointError: on every rank; earlier checkpoints are untouched.
         """
-        assert self._run_dir is not None
-        keep = self._settings.checkpoint.keep
-        saved = save_checkpoint(state, self._world, self._run_dir, facts=facts, keep=keep)
-        self._saved_at, self._saved_step, self._is_asked = time.monotonic(), state.step, False
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return None
+        started = time.monotonic()
+        saved = writing.result()
+        self.waited_s += time.monotonic() - started
         return saved
+
+    def leave(self) -> None:
+        """The run has failed: a save under way gets a moment to complete, and is not heard of any more."""
+        if self._writing is not None:
+            self._writing.wait(_LEAVE_S)
