@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -40,6 +41,7 @@ def train(
     data: dict[str, Any] | None = None,
     optimizer: str = "adamw",
     own_loop: bool = False,
+    flip_at: tuple[int, int] | None = None,
     lr: float = 0.01,
     device: str = "cpu",
     losses: list[float] | None = None,
@@ -93,6 +95,8 @@ def train(
             if run.world.rank == 0 or not only_first_reads_loss:
                 losses.append(out.loss)
                 norms.append(out.grad_norm)
+            if flip_at == (run.world.rank, state.step):
+                flip_a_bit(state.module)
             if run.checkpoint_if_due(state, step):
                 saved.append(state.step)
             if evaluate_every and state.step % evaluate_every == 0:
@@ -117,6 +121,12 @@ def train(
         "accumulation": run.plan.accumulation,
         "copies": run.world.size // run.layout.num_data_ranks,
     }
+
+
+def flip_a_bit(module: Any) -> None:
+    """What a cosmic ray does to one weight: its lowest bit is another."""
+    weight = next(module.parameters()).detach()
+    weight.view(-1).view(torch.int32)[0] ^= 1
 
 
 def _evaluate(run: dt.Run, state: Any, small: SmallTask, size: int) -> dict[str, float]:

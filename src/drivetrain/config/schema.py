@@ -133,6 +133,9 @@ class RunConfig(Section):
     )
     output: Text | None = Field(None, description="The run's folder; null: runs/<name>-<date>-<time>.")
     log_every_steps: Count = Field(10, description="Steps between two lines of metrics.")
+    verify_every_steps: Whole = Field(
+        100, description="Steps between two checks that replicas hold the same weights; 0: never."
+    )
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Where metrics go.")
     launch: LaunchConfig = Field(default_factory=LaunchConfig, description="Which processes run where.")
     timeout_s: Annotated[float, Ge(1.0), Le(86400.0)] = Field(

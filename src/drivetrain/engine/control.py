@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drivetrain.engine.certificate import MODULUS
 from drivetrain.engine.world import World
 
 LAG = 2
@@ -27,15 +28,19 @@ _KEPT = 64
 
 
 class _Field(IntEnum):
+    # Those that come from the device.
     LOSS_SUM = 0
     GRAD_NORM = 1
-    WEIGHT = 2
-    NUM_SAMPLES = 3
-    STEP_S = 4
-    DATA_WAIT_S = 5
-    SAVE = 6
-    STOP = 7
-    SAVE_FAILED = 8
+    WEIGHTS_SUM = 2
+    # Those that the host knows.
+    WEIGHT = 3
+    NUM_SAMPLES = 4
+    SAMPLES_SUM = 5
+    STEP_S = 6
+    DATA_WAIT_S = 7
+    SAVE = 8
+    STOP = 9
+    SAVE_FAILED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,7 @@ class LocalWord:
     """What this rank says about one step.
 
     Attributes:
+        samples_sum: `certificate.samples_sum` of what this rank counts.
         step_s, data_wait_s: seconds of the latest step that this rank has timed in full (on a GPU some steps
             back), and those of it that its device stood waiting for data; NaN while none is known.
         save: this rank's clock says that a checkpoint is due.
@@ -52,6 +58,7 @@ class LocalWord:
 
     weight: float
     num_samples: int
+    samples_sum: int
     step_s: float
     data_wait_s: float
     save: bool = False
@@ -63,7 +70,9 @@ class LocalWord:
 class ClusterWord:
     """What all ranks said about one step; lists are by rank.
 
-    `loss` is the mean over the global batch: the sum of sums over the sum of weights.
+    `loss` is the mean over the global batch: the sum of sums over the sum of weights. `samples` is the sum of
+    all ranks' `samples_sum`, and `weights_sums` what `certificate.weights_sum` gave; None where it was not
+    taken.
     """
 
     step: int
@@ -71,6 +80,8 @@ class ClusterWord:
     grad_norm: float | None
     loss_sums: tuple[float, ...]
     num_samples: tuple[int, ...]
+    samples: int
+    weights_sums: tuple[float, ...] | None
     step_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
     save: bool
@@ -96,6 +107,7 @@ class _Pending:
     host: Tensor  # (fields,), float64, pinned on GPUs
     copied: torch.cuda.Event | None
     has_grad_norm: bool
+    has_weights_sum: bool
     gathered: Tensor | None = None
     work: dist.Work | None = None
     is_sent: threading.Event = field(default_factory=threading.Event)
@@ -117,26 +129,44 @@ class ControlChannel:
             self._outbox = queue.SimpleQueue()
             threading.Thread(target=self._send_each, name="control-word", daemon=True).start()
 
-    def post(self, step: int, loss_sum: Tensor, grad_norm: Tensor | None, word: LocalWord) -> None:
+    def post(
+        self,
+        step: int,
+        word: LocalWord,
+        *,
+        loss_sum: Tensor,
+        grad_norm: Tensor | None = None,
+        weights_sum: Tensor | None = None,
+    ) -> None:
         """Posts the word of `step`. Called by all ranks once a step, in step order; never blocks on the GPU's
         current step, but on the word of `LAG` steps ago, which bounds how far the host runs ahead."""
         host = torch.zeros(len(_Field), dtype=torch.float64, pin_memory=self._is_cuda)
         host[_Field.WEIGHT] = word.weight
         host[_Field.NUM_SAMPLES] = word.num_samples
+        host[_Field.SAMPLES_SUM] = word.samples_sum
         host[_Field.STEP_S] = word.step_s
         host[_Field.DATA_WAIT_S] = word.data_wait_s
         host[_Field.SAVE] = word.save
         host[_Field.STOP] = word.stop
         host[_Field.SAVE_FAILED] = word.save_failed
-        values = [loss_sum.detach().double()]
-        if grad_norm is not None:
-            values.append(grad_norm.detach().double())
+        unknown = torch.full((), math.nan, dtype=torch.float64, device=loss_sum.device)
+        values = [
+            loss_sum.detach().double(),
+            grad_norm.detach().double() if grad_norm is not None else unknown,
+            weights_sum if weights_sum is not None else unknown,
+        ]
         host[: len(values)].copy_(torch.stack(values), non_blocking=True)
         event = None
         if self._is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        pending = _Pending(step=step, host=host, copied=event, has_grad_norm=grad_norm is not None)
+        pending = _Pending(
+            step=step,
+            host=host,
+            copied=event,
+            has_grad_norm=grad_norm is not None,
+            has_weights_sum=weights_sum is not None,
+        )
         self._pending.append(pending)
         if self._outbox is not None:
             self._outbox.put(pending)
@@ -222,6 +252,8 @@ def _decode(pending: _Pending) -> ClusterWord:
         grad_norm=norms[0] if pending.has_grad_norm else None,
         loss_sums=columns[_Field.LOSS_SUM],
         num_samples=tuple(int(n) for n in columns[_Field.NUM_SAMPLES]),
+        samples=sum(int(n) for n in columns[_Field.SAMPLES_SUM]) % MODULUS,
+        weights_sums=columns[_Field.WEIGHTS_SUM] if pending.has_weights_sum else None,
         step_s=columns[_Field.STEP_S],
         data_wait_s=columns[_Field.DATA_WAIT_S],
         save=any(columns[_Field.SAVE]),

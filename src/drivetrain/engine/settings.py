@@ -51,6 +51,7 @@ class RunSettings:
         static_graph: whether every step uses the same parameters in the same order (DDP's promise).
         find_unused_parameters: for loops with `Run.step`, whose model leaves parameters without a gradient in
             some steps; `Run.train_step` finds out by itself.
+        verify_every_steps: steps between two checks that ranks which must hold the same weights do; 0: never.
         output: the run directory; None writes nothing (under `drivetrain launch`: the launch's folder).
         resume: "auto" (the run directory's last complete checkpoint, if any), "none", or a path.
         log_every_steps: steps between two rows of metrics.
@@ -86,6 +87,7 @@ class RunSettings:
     pin_memory: bool | Literal["auto"] = "auto"
     on_bad_sample: Literal["fail", "skip"] = "fail"
     log_every_steps: int = 10
+    verify_every_steps: int = 100
     timeout_s: float = 600.0
 
     def changed(self, **options: Any) -> RunSettings:

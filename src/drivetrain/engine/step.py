@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.batch import MicroBatch, StepBatch
+from drivetrain.engine.certificate import samples_sum, weights_sum
 from drivetrain.engine.control import ControlChannel, LocalWord, WeightTotals
 from drivetrain.engine.objective import Objective, call_model
 from drivetrain.engine.state import TrainState
@@ -35,6 +36,7 @@ class StepContext:
         device_batches: the micro-batches of a step on this rank's device.
         latest_timing: seconds of the latest step that is timed in full, and of its data wait; NaN at first.
         save_due, save_failed, stop_wish: see `LocalWord`.
+        is_verified: whether the weights' bits are summed after so many steps; the same on every rank.
         when_applied: told of each finished step.
     """
 
@@ -50,6 +52,7 @@ class StepContext:
     save_due: Callable[[], bool]
     save_failed: Callable[[], bool]
     stop_wish: Callable[[], int]
+    is_verified: Callable[[int], bool]
     when_applied: Callable[[StepBatch, StepOutput], None]
 
 
@@ -183,7 +186,13 @@ class StepScope:
         state.step += 1
         state.position += self._batch.num_samples
         context.clock.mark(StepPart.OPTIMIZER)
-        context.control.post(self._batch.index, loss_sum, self._grad_norm, self._local_word())
+        context.control.post(
+            self._batch.index,
+            self._local_word(),
+            loss_sum=loss_sum,
+            grad_norm=self._grad_norm,
+            weights_sum=weights_sum(state.module) if context.is_verified(state.step) else None,
+        )
         self.output = StepOutput(self._batch.index, context.control, self._lr)
         context.when_applied(self._batch, self.output)
         return self.output
@@ -199,6 +208,7 @@ class StepScope:
         return LocalWord(
             weight=self._local_weight,
             num_samples=self._is_counted * sum(micro.size for micro in self._batch.micro_batches),
+            samples_sum=samples_sum(self._batch.micro_batches) if self._is_counted else 0,
             step_s=step_s,
             data_wait_s=data_wait_s,
             save=self._context.save_due(),

@@ -51,6 +51,23 @@ class NonFiniteLossError(ExplainedError, RuntimeError):
         return f"{self.found}\n  → {self.do}"
 
 
+class CorruptionError(ExplainedError, RuntimeError):
+    """Ranks that must hold the same weights do not: memory, a link or a kernel gave a wrong bit.
+
+    Raised on every rank at the same step. Steps count from 1.
+    """
+
+    def __init__(self, *, step: int, ranks: tuple[int, ...], do: str) -> None:
+        who = f"rank {ranks[0]} holds" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} hold"
+        found = f"after step {step} {who} other weights than the ranks that must hold the same"
+        super().__init__(f"step {step}", found, do)
+        self.step = step
+        self.ranks = ranks
+
+    def __str__(self) -> str:
+        return f"{self.found}\n  → {self.do}"
+
+
 class BadSampleError(ExplainedError, ValueError):
     """A sample could not be read or decoded, and the run was told to fail on such samples."""
 

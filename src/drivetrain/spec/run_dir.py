@@ -52,6 +52,11 @@ class RunDir:
         return self.events / f"rank-{rank:05d}.jsonl"
 
     @property
+    def certificate(self) -> Path:
+        """What each step consumed and gave."""
+        return self.path / "certificate.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

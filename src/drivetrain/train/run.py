@@ -19,6 +19,7 @@ from drivetrain.data.evaluation import EvalLoader
 from drivetrain.data.fingerprint import fingerprint
 from drivetrain.data.stream import check_map_style
 from drivetrain.data.workers import LoaderPlan, plan_loader
+from drivetrain.engine.certificate import FIRST_LINK, odd_ranks, weights_sum
 from drivetrain.engine.checkpoint.load import Loaded
 from drivetrain.engine.checkpoint.save import Saved
 from drivetrain.engine.control import ClusterWord, ControlChannel, WeightTotals
@@ -34,7 +35,7 @@ from drivetrain.engine.warm_up import warm_up
 from drivetrain.engine.world import open_world
 from drivetrain.hardware.cpu import usable_cpus
 from drivetrain.spec.batch import plan_batches
-from drivetrain.spec.errors import InputError, NonFiniteLossError
+from drivetrain.spec.errors import CorruptionError, InputError, NonFiniteLossError
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.layout import plan_layout, strategy_of
 from drivetrain.spec.parts import StepPart
@@ -42,6 +43,7 @@ from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
 from drivetrain.telemetry.events import CheckpointEvent, EvalEvent
 from drivetrain.telemetry.reader import read_events
+from drivetrain.train.certificate_file import CertificateFile
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
 from drivetrain.train.interruption import stop_listening
 from drivetrain.train.opening import device_name, run_started
@@ -106,6 +108,8 @@ class Run:
         self.run_dir = RunDir(Path(settings.output)) if settings.output is not None else None
         self.recorder = Recorder(self.run_dir, self.world, log_every_steps=settings.log_every_steps)
         self.notes: list[str] = [f"precision {self.precision.name}: {self.precision.reason}"]
+        is_first = self.world.rank == 0
+        self._certificate = CertificateFile(self.run_dir.certificate if self.run_dir and is_first else None)
         self._clock = RunClock(self.world.device)
         self._control = ControlChannel(self.world, settings.timeout_s)
         self._totals = WeightTotals(self.world, settings.timeout_s)
@@ -151,6 +155,8 @@ class Run:
             )
         )
         self._resumed, notes = self._saver.resume(state)
+        facts = self._resumed.facts if self._resumed is not None else {}
+        self._certificate.start(state.step, facts.get("certificate", FIRST_LINK))
         self.notes += notes
         self._num_steps = state.step
         return state
@@ -311,6 +317,7 @@ class Run:
                 save_due=self._saver.is_due_by_clock,
                 save_failed=lambda: self._saver.has_failed,
                 stop_wish=lambda: self._stopping.wish(self._latest_timing[0]),
+                is_verified=self._is_verified,
                 when_applied=self._after_step,
             ),
             state,
@@ -318,6 +325,10 @@ class Run:
             weight_of=weight_of,
             static_total=float(self.settings.global_batch) if is_static else None,
         )
+
+    def _is_verified(self, num_steps: int) -> bool:
+        every = self.settings.verify_every_steps
+        return every > 0 and num_steps % every == 0
 
     def _warm_up(self, state: TrainState, step: StepBatch, objective: Objective | None) -> None:
         if self._is_warm or self._stream is None:
@@ -354,6 +365,9 @@ class Run:
     def _act(self, words: Sequence[ClusterWord]) -> None:
         """What all ranks decide from the same words at the same step."""
         for word in words:
+            self._certificate.add(word)
+            if word.weights_sums is not None:
+                self._refuse_odd_weights(word.step + 1, word.weights_sums)
             if word.save_failed:
                 self._saver.finish()  # raises, on every rank
             if word.save:
@@ -367,6 +381,12 @@ class Run:
                 raise NonFiniteLossError(
                     step=word.step + 1, ranks=ranks, what=what, value=value, do=self._after_nonfinite()
                 )
+
+    def _refuse_odd_weights(self, step: int, sums: Sequence[float]) -> None:
+        odd = odd_ranks(sums, self.layout)
+        if odd:
+            do = "go on from the last checkpoint, whose weights were compared, on other hardware"
+            raise CorruptionError(step=step, ranks=odd, do=do)
 
     @property
     def is_stopping(self) -> bool:
@@ -452,6 +472,9 @@ class Run:
         self._clock.mark(StepPart.HOST)
         self._finish_save()  # bounds the copies in memory to one
         self.settle()
+        self._certificate.flush()
+        sums = self.world.gather(float(weights_sum(state.module)))
+        self._refuse_odd_weights(state.step, sums)
         self._saver.begin(state, self._facts())
         self._clock.mark(StepPart.CHECKPOINT)
 
@@ -488,6 +511,7 @@ class Run:
             "shuffle": stream.source.shuffle if stream is not None else True,
             "data": stream.source.fingerprint if stream is not None else None,
             "num_samples": stream.num_samples if stream is not None else None,
+            "certificate": self._certificate.link,
         }
 
     # -- evaluation and the end ---------------------------------------------------------------------------
@@ -563,6 +587,7 @@ class Run:
         """Ends a good run: the last words are heard, events closed, the process group left."""
         self.settle()
         self._finish_save()
+        self._certificate.flush()
         self._clock.pause()
         self.recorder.late(self._clock.pop_finished(), ())
         if self.exit_code == ExitCode.PREEMPTED:

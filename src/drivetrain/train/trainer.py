@@ -191,6 +191,7 @@ def run_settings(
     return RunSettings(
         name=config.name,
         log_every_steps=config.log_every_steps,
+        verify_every_steps=config.verify_every_steps,
         strategy=config.strategy,
         mesh=config.mesh.degrees(),
         fsdp_reshard_after_forward=_unless_auto(config.fsdp.reshard_after_forward),
