@@ -68,7 +68,7 @@ def list_gpus(as_json: bool) -> None:
 def lease(
     num_gpus: int, is_waiting: bool, for_text: str | None, is_ending: bool, grace: str, words: tuple[str, ...]
 ) -> int:
-    """Run COMMAND on GPUs that no other lease has and nobody uses, and see to it that nobody else leases them.
+    """Run COMMAND on GPUs that nobody else uses, and keep the others' leases off them while it runs.
 
     COMMAND sees its GPUs alone (CUDA_VISIBLE_DEVICES, by UUID). They are chosen from the user's own
     CUDA_VISIBLE_DEVICES where that is set. The lease ends with the command and what it has left running.

@@ -172,6 +172,8 @@ class Nvml:
 
     def is_split(self, handle: Any) -> bool | Unknown:
         """Whether the GPU is in MIG mode; one that cannot be split is not."""
+        if isinstance(handle, Unknown):
+            return handle
         try:
             current, _ = self._module.nvmlDeviceGetMigMode(handle)
         except self._module.NVMLError as error:

@@ -37,8 +37,8 @@ _KILL_WAIT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Expiry:
-    """When the lease's time is over. `is_ending`: the command is then told to end, and killed `grace_s` later;
-    else it goes on, and what is over is only said."""
+    """When the lease's time is over. `is_ending`: the command is then told to end, and is killed `grace_s`
+    later; else it goes on, and that the time is over is only said."""
 
     for_s: float
     is_ending: bool = False
@@ -55,8 +55,8 @@ def run_leased(
 ) -> int:
     """Runs `command` to its end with the lease's GPUs visible; returns its exit code (128+n after a signal).
 
-    Call it from the main thread. The lease's files are closed when it returns: the lease is then at an end, or
-    held by what the command left running, which is said.
+    Call it from the main thread. The lease's files are closed when it returns: the lease is then at an end,
+    or held by what the command left running, which is said.
 
     Raises:
         InputError: there is no such program.
@@ -109,6 +109,8 @@ def _wait(
 
 def _ends_by(process: subprocess.Popen[bytes], deadline_s: float) -> bool:
     """Whether the command has ended at that time (of the monotonic clock)."""
+    if process.poll() is not None:
+        return True
     # A pidfd becomes readable at the end; Popen.wait with a timeout would look twenty times a second.
     with contextlib.closing(_PidFile(process.pid)) as file:
         while (left_s := deadline_s - time.monotonic()) > 0:

@@ -19,7 +19,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class GpuRow:
-    """One GPU, its lease, and what /proc says of each of its processes (in the order of `facts.processes`)."""
+    """One GPU, its lease, and what /proc says of its processes (in the order of `facts.processes`)."""
 
     facts: GpuFacts
     lease: LeaseState

@@ -16,6 +16,7 @@ from drivetrain.spec.unknown import Unknown
 
 _MAX_BYTES = 4096
 _MAX_COMMAND = 500
+_LATEST_S = 1e11  # the year 5138
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +68,20 @@ def read_holder(file: int) -> Holder | Unknown:
         until_s, job = record["until_s"], record["job"]
         return Holder(
             user=plain(str(record["user"])[:64]),
-            pid=int(record["pid"]),
+            pid=int(_within(record["pid"], 1 << 31)),
             command=plain(str(record["command"])[:_MAX_COMMAND]),
-            since_s=float(record["since_s"]),
-            until_s=None if until_s is None else float(until_s),
+            since_s=_within(record["since_s"], _LATEST_S),
+            until_s=None if until_s is None else _within(until_s, _LATEST_S),
             job=None if job is None else plain(str(job)[:200]),
         )
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Unknown("the lock's file does not say who holds it")
+
+
+def _within(value: object, limit: float) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < limit:  # NaN is not
+        raise ValueError(value)
+    return float(value)
 
 
 def span(seconds: float) -> str:
@@ -91,8 +98,5 @@ def span(seconds: float) -> str:
 
 
 def _clock(at_s: float, now_s: float) -> str:
-    try:
-        form = "%H:%M" if abs(now_s - at_s) < 64800 else "%Y-%m-%d %H:%M"
-        return time.strftime(form, time.localtime(at_s))
-    except (OverflowError, ValueError, OSError):
-        return "?"
+    form = "%H:%M" if abs(now_s - at_s) < 64800 else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(at_s))

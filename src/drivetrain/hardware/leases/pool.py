@@ -77,8 +77,10 @@ def used_outside(nvml: Nvml, gpu: LeasableGpu) -> str | None:
     Processes that only draw (a desktop) do not count. What could not be read is not taken for free.
     """
     facts = nvml.facts(gpu.index)
-    if facts.uuid != gpu.uuid:  # lost, or numbered anew since
-        return f"it does not answer as {gpu.uuid}: its UUID is now {facts.uuid}"
+    if isinstance(facts.uuid, Unknown):
+        return f"it answers no more: {facts.uuid.reason}"
+    if facts.uuid != gpu.uuid:
+        return f"its number is now {facts.uuid}'s"
     if isinstance(facts.processes, Unknown):
         return f"its processes are {facts.processes}"
     users = [process for process in facts.processes if process.kind != "graphics"]
