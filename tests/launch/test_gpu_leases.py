@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.hardware.leases.look import look
+from drivetrain.hardware.processes import process_facts
 from nvml_stub import CONFIG_VARIABLE, uuid
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -152,13 +153,18 @@ def test_a_time_that_is_over_is_said_and_the_command_goes_on(machine):
 
 
 def test_with_end_the_command_and_what_it_started_are_ended(machine):
-    """They ignore SIGTERM, and the shell's child is left to init."""
-    script = "trap '' TERM; sh -c \"trap '' TERM; while :; do sleep 1; done\" & while :; do sleep 1; done"
+    """They ignore SIGTERM; of the children one has closed the lease's files, as Python's subprocess does."""
+    idle = "trap '' TERM; while :; do sleep 1; done"
+    python = f'{sys.executable} -c \'import subprocess; subprocess.run(["sleep", "61.25"])\''
+    script = f"trap '' TERM; {python} & sh -c \"{idle}\" & {idle}"
     code, _, err = machine.run("lease", "--for", "1s", "--end", "--grace", "0.5s", "--", "sh", "-c", script)
     assert code == 128 + 9
     assert "the command gets SIGTERM" in err
     assert "left running" not in err
     assert not machine.is_held(0)
+    assert not any(
+        process_facts(int(path.name)).command == "sleep 61.25" for path in Path("/proc").glob("[0-9]*")
+    )
 
 
 def test_with_end_a_command_that_ends_in_time_is_not_killed(machine):
@@ -189,6 +195,11 @@ def test_what_a_command_leaves_running_keeps_the_lease_and_is_named(machine):
     assert f"left running pid {left} (sleep 60): the GPUs stay leased" in err
     os.kill(left, signal.SIGKILL)
     eventually(lambda: not machine.is_held(0), "the lease outlived everybody")
+
+
+def test_there_is_no_lease_within_a_lease(machine):
+    code, _, err = machine.run("lease", "-n", "2", "--", *GPUS, "lease", "--", "true")
+    assert (code, "already runs within a lease" in err) == (2, True)
 
 
 SHELL = """

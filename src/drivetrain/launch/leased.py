@@ -1,8 +1,8 @@
 """Runs one command on leased GPUs, and keeps the time.
 
 The command and what it starts inherit the lease's files, so that the GPUs stay theirs should this process be
-killed. What closes its inherited files (Python's subprocess does, for what a command starts) holds no part of
-the lease: then the command does, for as long as it lives.
+killed. What a command starts with its files closed (Python's subprocess does so, and torchrun) holds no part
+of the lease, only the command does; `drivetrain launch` passes them on to its ranks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from drivetrain.hardware.leases.holder import span
+from drivetrain.hardware.leases.inherited import processes_of_lease
 from drivetrain.hardware.leases.inheritors import inheritors
 from drivetrain.hardware.leases.take import Lease
 from drivetrain.hardware.processes import process_facts
@@ -131,38 +132,49 @@ class _PidFile:
 
 
 def _end(process: subprocess.Popen[bytes], lease: Lease, grace_s: float, note: Callable[[str], None]) -> None:
-    """First the command alone, which may have workers to end in order; then whoever still holds the lease."""
+    """First the command alone, which may have workers to end in order; then whoever is left of the lease."""
     deadline_s = time.monotonic() + grace_s
     process.terminate()
     if _ends_by(process, deadline_s):
-        _signal(_holders(lease), signal.SIGTERM)
-        while _holders(lease) and time.monotonic() < deadline_s:
+        _signal(_members(lease), signal.SIGTERM)
+        while _members(lease) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
     if process.poll() is None:
         process.kill()
     deadline_s = time.monotonic() + _KILL_WAIT_S
-    while (left := _holders(lease)) and time.monotonic() < deadline_s:
+    while (left := _members(lease)) and time.monotonic() < deadline_s:
         _signal(left, signal.SIGKILL)
         time.sleep(_LOOK_S)
     if not _ends_by(process, deadline_s):
         note(f"the command (pid {process.pid}) does not end by SIGKILL: it is stuck in the kernel")
 
 
-def _holders(lease: Lease) -> tuple[int, ...]:
-    return tuple(sorted({pid for path in lease.paths for pid in inheritors(path)} - {os.getpid()}))
+def _holders(lease: Lease) -> set[int]:
+    return {pid for path in lease.paths for pid in inheritors(path)} - {os.getpid()}
 
 
-def _signal(pids: tuple[int, ...], signum: int) -> None:
+def _members(lease: Lease) -> set[int]:
+    """Those that hold the lease, and those that were started within it and do not."""
+    return _holders(lease) | set(processes_of_lease(lease.name)) - {os.getpid()}
+
+
+def _signal(pids: Iterable[int], signum: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
 
 def _say_who_is_left(lease: Lease, note: Callable[[str], None]) -> None:
-    left = _holders(lease)
-    if left:
-        who = ", ".join(f"pid {pid} ({process_facts(pid).command})" for pid in left)
-        note(f"the command has ended, and left running {who}: the GPUs stay leased until that ends too")
+    holders = _holders(lease)
+    others = _members(lease) - holders
+    if holders:
+        note(f"the command left running {_names(holders)}: the GPUs stay leased until that ends too")
+    if others:
+        note(f"the command left running {_names(others)}, which holds no part of the lease")
+
+
+def _names(pids: set[int]) -> str:
+    return ", ".join(f"pid {pid} ({process_facts(pid).command})" for pid in sorted(pids))
 
 
 class _Signals:

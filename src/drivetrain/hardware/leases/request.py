@@ -10,6 +10,7 @@ from typing import Any
 from drivetrain.hardware.leases.error import LeaseError
 from drivetrain.hardware.leases.folder import lease_folder
 from drivetrain.hardware.leases.holder import Holder
+from drivetrain.hardware.leases.inherited import inherited_files
 from drivetrain.hardware.leases.pool import read_pool, too_few, used_outside
 from drivetrain.hardware.leases.take import Choose, Lease, Wish, lowest_indices, take
 from drivetrain.hardware.nvml import NvmlError, open_nvml
@@ -25,6 +26,7 @@ def lease_gpus(
     for_s: float | None = None,
     job: str | None = None,
     is_waiting: bool = False,
+    how_to_wait: str = "--wait",
     choose: Choose = lowest_indices,
     note: Callable[[str], None] = lambda _: None,
     module: Any = None,
@@ -36,14 +38,21 @@ def lease_gpus(
         for_s: what the lease says of its length; ending the command is the caller's to do.
         job: the run or job that it is for; None takes Slurm's from `environ`.
         is_waiting: wait in line, without a limit, rather than fail where too few are free.
+        how_to_wait: what the user is told to write for that.
         choose: which of the free ones; placement by topology goes here.
         note: gets lines about the wait.
         module: what to ask in nvidia-ml-py's place, for tests.
 
     Raises:
-        InputError: that many can never be had here; a MIG instance is visible.
+        InputError: that many can never be had here; a MIG instance is visible; this is within a lease.
         LeaseError: too few are free; NVML fails; the locks cannot be used.
     """
+    if inherited_files(environ):
+        raise InputError(
+            f"a lease of {num_gpus} GPUs",
+            "this command already runs within a lease, and has its GPUs",
+            "ask for all of them in the outer lease, and for none in here",
+        )
     slurm = environ.get("SLURM_JOB_ID")
     holder = Holder(
         user=user_name(os.getuid()),
@@ -64,6 +73,7 @@ def lease_gpus(
                 used_outside=lambda gpu: used_outside(nvml, gpu),
                 choose=choose,
                 is_waiting=is_waiting,
+                how_to_wait=how_to_wait,
                 note=note,
             )
     except NvmlError as error:

@@ -8,6 +8,7 @@ GPU, those who may use other GPUs need not wait for it, and one that dies gives 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from drivetrain.hardware.leases.byte_locks import locked_elsewhere, try_lock, un
 from drivetrain.hardware.leases.error import LeaseError
 from drivetrain.hardware.leases.folder import QUEUE, gpu_file, is_still_at, open_shared
 from drivetrain.hardware.leases.holder import Holder, read_holder, write_holder
+from drivetrain.hardware.leases.inherited import lease_variable
 from drivetrain.hardware.leases.pool import LeasableGpu, Pool
 from drivetrain.spec.unknown import Unknown
 
@@ -44,13 +46,15 @@ def lowest_indices(free: Sequence[LeasableGpu], n: int) -> Sequence[LeasableGpu]
 class Lease:
     """GPUs that are this process's, and those of the processes that inherit `files`, until the last ends."""
 
+    name: str
     gpus: tuple[LeasableGpu, ...]
     files: tuple[int, ...]
     paths: tuple[Path, ...]
 
     def environment(self) -> dict[str, str]:
-        """What makes a CUDA program see these GPUs and no others."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in self.gpus)}
+        """What makes a CUDA program see these GPUs and no others, and lets its children find the lease."""
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in self.gpus)}
+        return visible | lease_variable(self.name, self.files)
 
     def describe(self) -> str:
         return ", ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in self.gpus)
@@ -78,6 +82,7 @@ def take(
     used_outside: UsedOutside,
     choose: Choose = lowest_indices,
     is_waiting: bool = False,
+    how_to_wait: str = "--wait",
     note: Callable[[str], None] = lambda _: None,
 ) -> Lease:
     """Leases `wish.num_gpus` of the pool (which has that many), or says who has them.
@@ -98,7 +103,7 @@ def take(
                 if len(free) >= wish.num_gpus:
                     return files.lock(choose(free, wish.num_gpus), wish)
                 if not is_waiting:
-                    raise _not_free(wish.num_gpus, free, standings, pool)
+                    raise _not_free(wish.num_gpus, free, standings, pool, how_to_wait)
                 files.take_place()
             if (now := _waiting_for(wish.num_gpus, free, standings)) != said:
                 said = now
@@ -186,7 +191,12 @@ class _Files:
         files = tuple(self._files.pop(gpu.uuid) for gpu in chosen)
         for file in files:
             write_holder(file, holder)
-        return Lease(gpus=tuple(chosen), files=files, paths=tuple(self._paths[gpu.uuid] for gpu in chosen))
+        return Lease(
+            name=secrets.token_hex(8),
+            gpus=tuple(chosen),
+            files=files,
+            paths=tuple(self._paths[gpu.uuid] for gpu in chosen),
+        )
 
 
 def _at(holder: Holder, since_s: float, until_s: float | None) -> Holder:
@@ -225,14 +235,14 @@ def _choosing(folder: Path) -> Iterator[None]:
 
 
 def _not_free(
-    wanted: int, free: Sequence[LeasableGpu], standings: Sequence[_Standing], pool: Pool
+    wanted: int, free: Sequence[LeasableGpu], standings: Sequence[_Standing], pool: Pool, how: str
 ) -> LeaseError:
     lines = [f"GPU {standing.gpu.index}: {standing.why}" for standing in standings if standing.why]
     found = f"{len(free)} of {len(pool.gpus)} are free ({pool.source})"
     return LeaseError(
         f"a lease of {wanted} GPU{'s' if wanted > 1 else ''}",
         "\n    ".join((found, *lines, *pool.left_out)),
-        "wait in line with --wait, or ask for fewer",
+        f"wait in line ({how}), or ask for fewer",
     )
 
 
