@@ -18,7 +18,8 @@ from drivetrain.hardware.processes import process_facts
 from nvml_stub import CONFIG_VARIABLE, uuid
 
 SOURCE = Path(__file__).parents[2] / "src"
-GPUS = (sys.executable, "-m", "drivetrain", "gpus")
+DRIVETRAIN = (sys.executable, "-m", "drivetrain")
+GPUS = (*DRIVETRAIN, "gpus")
 
 
 class Machine:
@@ -29,12 +30,13 @@ class Machine:
         self.started = []
         self.environ = {**os.environ, **stub.environment(), "DRIVETRAIN_LEASES": str(locks)}
         self.environ["PYTHONPATH"] = str(SOURCE)
-        for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID"):
-            self.environ.pop(name, None)
+        for name in list(self.environ):
+            if name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID") or name.startswith("PET_"):
+                del self.environ[name]
 
-    def start(self, *words):
+    def start(self, *words, verb=("gpus",)):
         process = subprocess.Popen(
-            [*GPUS, *map(str, words)],
+            [*DRIVETRAIN, *verb, *words],
             env=self.environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -251,7 +253,77 @@ def test_thirty_runs_of_two_racing_users_never_share_a_gpu(machine):
             )
             for num, uid in enumerate(uids, start=1)
         ]
-        ends = [(shell.communicate(timeout=120)[0], shell.returncode) for shell in shells]
+        ends = [(shell.communicate(timeout=240)[0], shell.returncode) for shell in shells]
         assert [code for _, code in ends] == [0, 0], ends
         assert [Path(place, f"runs-{uid}").read_text().split() for uid in uids] == [["done"] * 15] * 2
         assert not list(folders[1].iterdir())
+
+
+RANK = """
+import os, sys, time
+print("sees", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "rank.py"
+    path.write_text(RANK)
+    return path
+
+
+def launcher(machine, script, *flags, seconds="0"):
+    words = ("launch", *flags, "--output", str(script.parent / "run"), "--", str(script), seconds)
+    return machine.start(*words, verb=())
+
+
+def test_launch_leases_for_its_ranks_and_starts_one_on_each(machine, script):
+    _, err = launcher(machine, script, "--gpus", "2").communicate(timeout=90)
+    assert f"leased GPU 0 ({uuid(0)}), GPU 1" in err
+    for rank in range(2):
+        log = (script.parent / "run" / "logs" / f"rank-{rank:05d}.log").read_text()
+        assert log == f"sees {uuid(0)},{uuid(1)}\n"
+    assert not (script.parent / "run" / "logs" / "rank-00002.log").exists()
+    assert not machine.is_held(0)
+
+
+def test_ranks_hold_the_lease_that_a_launcher_took_or_runs_in(machine, script):
+    """Each in its turn; a launcher that is killed has its ranks ended, and nothing is left."""
+    alone = launcher(machine, script, "--gpus", "2", seconds="60")
+    eventually(lambda: len(machine.holders(1)) == 3, "the launcher and two ranks")
+    assert machine.run("lease", "-n", "7", "--", "true")[0] == 1
+    alone.kill()
+    eventually(lambda: not machine.is_held(1), "the lease outlived the ranks")
+    words = ("launch", "--output", str(script.parent / "within"), "--", str(script), "60")
+    machine.start("lease", "-n", "2", "--", *DRIVETRAIN, *words)
+    eventually(lambda: len(machine.holders(1)) == 4, "wrapper, launcher and two ranks")
+
+
+@pytest.mark.parametrize("verb", ["launch", "train"])
+def test_a_dry_run_names_the_gpus_and_keeps_none(machine, script, verb):
+    what = (str(script), "0") if verb == "launch" else ("digits",)
+    process = machine.start(verb, "--gpus", "3", "--dry-run", *what, verb=())
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    assert out.count(f"CUDA_VISIBLE_DEVICES={uuid(0)},{uuid(1)},{uuid(2)}") == 3
+    assert "DRIVETRAIN_GPU_LEASE" not in out
+    assert not machine.is_held(0)
+
+
+def test_with_too_few_gpus_it_says_how_to_wait(machine, script):
+    machine.stub.write("system.count = 1\n")
+    machine.start("lease", "--", "sleep", "60")
+    eventually(lambda: len(machine.holders(0)) == 2, "the command has not started")
+    process = launcher(machine, script, "--gpus", "1", "-j", "1x1")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert f"drivetrain gpus lease -n 1 --wait -- drivetrain launch -j 1x1 --output {script.parent}" in err
+    assert not (script.parent / "run").exists()
+
+
+def test_a_rank_of_another_launcher_takes_no_lease(machine):
+    machine.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}
+    process = machine.start("train", "digits", "--gpus", "1", verb=())
+    assert "this is already a rank" in process.communicate(timeout=90)[1]
+    assert process.returncode == 2
