@@ -159,7 +159,7 @@ def test_with_end_the_command_and_what_it_started_are_ended(machine):
     idle = "trap '' TERM; while :; do sleep 1; done"
     python = f'{sys.executable} -c \'import subprocess; subprocess.run(["sleep", "61.25"])\''
     script = f"trap '' TERM; {python} & sh -c \"{idle}\" & {idle}"
-    code, _, err = machine.run("lease", "--for", "1s", "--end", "--grace", "0.5s", "--", "sh", "-c", script)
+    code, _, err = machine.run("lease", "--for", "2s", "--end", "--grace", "0.5s", "--", "sh", "-c", script)
     assert code == 128 + 9
     assert "the command gets SIGTERM" in err
     assert "left running" not in err
@@ -171,7 +171,7 @@ def test_with_end_the_command_and_what_it_started_are_ended(machine):
 
 def test_with_end_a_command_that_ends_in_time_is_not_killed(machine):
     script = "trap 'sleep 0.3; echo saved; exit 75' TERM; while :; do sleep 0.1; done"
-    code, out, _ = machine.run("lease", "--for", "1s", "--end", "--", "sh", "-c", script)
+    code, out, _ = machine.run("lease", "--for", "2s", "--end", "--", "sh", "-c", script)
     assert (code, out) == (75, "saved\n")
 
 

@@ -72,6 +72,7 @@ def lease(
 
     COMMAND sees its GPUs alone (CUDA_VISIBLE_DEVICES, by UUID). They are chosen from the user's own
     CUDA_VISIBLE_DEVICES where that is set. The lease ends with the command and what it has left running.
+    Its locks lie in /run/lock or /tmp; containers that share GPUs share a folder by DRIVETRAIN_LEASES.
 
     \b
     drivetrain gpus lease -n 2 -- python train.py

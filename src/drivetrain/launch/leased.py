@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -110,25 +109,9 @@ def _wait(
 
 def _ends_by(process: subprocess.Popen[bytes], deadline_s: float) -> bool:
     """Whether the command has ended at that time (of the monotonic clock)."""
-    if process.poll() is not None:
-        return True
-    # A pidfd becomes readable at the end; Popen.wait with a timeout would look twenty times a second.
-    with contextlib.closing(_PidFile(process.pid)) as file:
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            if select.select([file], [], [], min(left_s, 3600.0))[0]:
-                break
-    return process.poll() is not None
-
-
-class _PidFile:
-    def __init__(self, pid: int) -> None:
-        self._file = os.pidfd_open(pid)
-
-    def fileno(self) -> int:
-        return self._file
-
-    def close(self) -> None:
-        os.close(self._file)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, deadline_s - time.monotonic()))
+    return process.returncode is not None
 
 
 def _end(process: subprocess.Popen[bytes], lease: Lease, grace_s: float, note: Callable[[str], None]) -> None:

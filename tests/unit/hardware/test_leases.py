@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -333,6 +334,17 @@ def test_one_who_was_stopped_while_choosing_is_not_waited_for_without_end(ask, l
     finally:
         os.close(file)
     ask(1)
+
+
+def test_without_such_locks_there_is_no_lease_and_none_is_guessed(ask, locks, monkeypatch):
+    ask(1)
+
+    def refuse(file, command, lock):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("drivetrain.hardware.leases.byte_locks.fcntl.fcntl", refuse)
+    assert "has no locks of open files" in refusal(ask, 1)
+    assert isinstance(look(locks, uuid(0)).is_held, Unknown)
 
 
 def test_the_holder_is_read_back_and_nonsense_is_unknown(ask, locks, tmp_path):

@@ -10,6 +10,8 @@ import errno
 import fcntl
 import struct
 
+from drivetrain.hardware.leases.error import LeaseError
+
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid, padded to 32 bytes.
 _FLOCK = struct.Struct("@hhqqi4x")
 
@@ -17,7 +19,7 @@ _FLOCK = struct.Struct("@hhqqi4x")
 def try_lock(file: int, byte: int) -> bool:
     """Locks `byte` for `file`, which must be open for writing; False where another open file holds it."""
     try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, byte, 1, 0))
+        _fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, byte, 1, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
@@ -27,7 +29,7 @@ def try_lock(file: int, byte: int) -> bool:
 
 def unlock(file: int, byte: int) -> None:
     """For every process that shares the open file."""
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, byte, 1, 0))
+    _fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, byte, 1, 0))
 
 
 def locked_elsewhere(file: int, first: int, last: int) -> list[int]:
@@ -41,9 +43,23 @@ def _look(file: int, first: int, last: int, found: list[int]) -> None:
     # The kernel names any one lock in the range; what lies on either side of it is asked for in turn.
     while first <= last:
         ask = _FLOCK.pack(fcntl.F_WRLCK, 0, first, last - first + 1, 0)
-        kind, _, start, _, _ = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, ask))
+        kind, _, start, _, _ = _FLOCK.unpack(_fcntl(file, fcntl.F_OFD_GETLK, ask))
         if kind == fcntl.F_UNLCK:
             return
         found.append(start)
         _look(file, first, start - 1, found)
         first = start + 1
+
+
+def _fcntl(file: int, command: int, lock: bytes) -> bytes:
+    """Raises LeaseError where the kernel has no such locks (older gVisor) or the file system none."""
+    try:
+        return fcntl.fcntl(file, command, lock)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        raise LeaseError(
+            "GPU leases",
+            f"this kernel or file system has no locks of open files (F_OFD_SETLK: {error.strerror})",
+            "set DRIVETRAIN_LEASES to a folder on a local disk; a sandbox may allow no leases at all",
+        ) from error

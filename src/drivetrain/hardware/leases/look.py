@@ -37,10 +37,14 @@ def look(folder: Path, uuid: str | Unknown) -> LeaseState:
         return LeaseState(is_held=uuid, holder=uuid, num_waiting=uuid)
     path = gpu_file(folder, uuid)
     try:
-        file = open_to_look(path)
+        return _look(path)
     except LeaseError as error:
         why = Unknown(error.found)
         return LeaseState(is_held=why, holder=why, num_waiting=why)
+
+
+def _look(path: Path) -> LeaseState:
+    file = open_to_look(path)
     if file is None:
         return LeaseState(is_held=False, holder=None, num_waiting=0)
     try:
