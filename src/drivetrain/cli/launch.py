@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from drivetrain.cli.leased_gpus import OPTION_HELP, leased_gpus
 from drivetrain.cli.streams import say
 from drivetrain.config.launch_words import split_layout, split_nodes
 from drivetrain.spec.errors import InputError
@@ -28,6 +29,7 @@ class _Flags:
 
     nnodes: str
     nproc_per_node: str
+    gpus: int | None
     node_rank: int | None
     master_addr: str | None
     master_port: int | None
@@ -65,6 +67,7 @@ class _Flags:
     metavar="N|auto|gpu|cpu",
     help="Processes on this machine. auto: one a GPU, without GPUs two.",
 )
+@click.option("--gpus", type=int, metavar="N", help=OPTION_HELP)
 @click.option("--node-rank", type=int, envvar="PET_NODE_RANK", help="This machine's number, from 0.")
 @click.option("--master-addr", envvar="PET_MASTER_ADDR", help="Machine 0, as the others reach it.")
 @click.option("--master-port", type=int, envvar="PET_MASTER_PORT", help="Where machine 0 listens.")
@@ -105,10 +108,16 @@ def command(ctx: click.Context, /, layout: str | None, **flags: Any) -> int:
 
 
 def _run(flags: _Flags) -> int:
+    with leased_gpus(flags.gpus, is_dry=flags.dry_run) as variables:
+        return _run_on(flags, variables)
+
+
+def _run_on(flags: _Flags, variables: dict[str, str]) -> int:
+    """With the lease's `variables` set for the ranks, if there is one."""
     from drivetrain.launch.describe import describe_failure
     from drivetrain.launch.torchrun import launch, render_command
 
-    request = _request(flags)
+    request = _request(flags, variables)
     if flags.dry_run:
         click.echo(render_command(request), nl=False)
         return ExitCode.DONE
@@ -126,15 +135,16 @@ def _show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _request(flags: _Flags) -> LaunchRequest:
+def _request(flags: _Flags, variables: dict[str, str]) -> LaunchRequest:
     """Raises InputError for flags that contradict each other."""
     from drivetrain.launch.environment import launcher_environment, thread_variables
     from drivetrain.spec.job import LaunchRequest
 
     min_nodes, max_nodes = (1, 1) if flags.standalone else split_nodes(flags.nnodes)
-    nproc, reason = _num_processes(flags.nproc_per_node)
+    environ = {**launcher_environment(), **variables}
+    nproc, reason = _num_processes(flags.nproc_per_node, environ)
     environment = _split_environment(flags.env)
-    threads, threads_reason = thread_variables(nproc, {**launcher_environment(), **environment})
+    threads, threads_reason = thread_variables(nproc, {**environ, **environment})
     for line in filter(None, (reason, threads_reason)):
         say(line)
     return LaunchRequest(
@@ -145,7 +155,7 @@ def _request(flags: _Flags) -> LaunchRequest:
         max_nodes=max_nodes,
         max_restarts=flags.max_restarts,
         monitor_interval_s=flags.monitor_interval,
-        environment={**threads, **environment},
+        environment={**variables, **threads, **environment},
         **_meeting_place(flags, max_nodes),
     )
 
@@ -183,7 +193,7 @@ def _split_layout(ctx: click.Context, layout: str) -> dict[str, str]:
     return {"nnodes": nodes, "nproc_per_node": processes}
 
 
-def _num_processes(text: str) -> tuple[int, str | None]:
+def _num_processes(text: str, environ: dict[str, str]) -> tuple[int, str | None]:
     """The number of processes, and why where the user did not say it."""
     if text.isdigit():
         return int(text), None
@@ -193,7 +203,7 @@ def _num_processes(text: str) -> tuple[int, str | None]:
     from drivetrain.hardware.gpus import visible_gpus
 
     if text in ("auto", "gpu"):
-        gpus = visible_gpus()
+        gpus = visible_gpus(environ)
         num_gpus = gpus.count if isinstance(gpus.count, int) else gpus.count_by_files
         if num_gpus is None:
             raise InputError(

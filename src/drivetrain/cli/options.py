@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from drivetrain.cli.leased_gpus import gpus_option
 from drivetrain.config.launch_words import split_layout
 from drivetrain.config.overrides import Override, from_command_line, split_overrides
 from drivetrain.spec.errors import InputError
@@ -69,6 +70,7 @@ class TrainArguments:
     overrides: tuple[Override, ...]
     print_config: bool
     dry_run: bool
+    gpus: int | None = None
 
 
 class TrainCommand(click.Command):
@@ -103,6 +105,7 @@ def train_options(function: Any) -> click.Command:
             click.Option(
                 ["-j", "nodes_by_processes"], metavar="NxP", help="N machines, P processes on each."
             ),
+            gpus_option(),
             click.Option(["--print-config"], is_flag=True, help="Print the whole run file and stop."),
             click.Option(["--dry-run"], is_flag=True, help="Print what would be launched and stop."),
         ],
@@ -130,6 +133,7 @@ def arguments_of(values: Mapping[str, Any], dotted: tuple[Override, ...]) -> Tra
         overrides=tuple(overrides),
         print_config=values["print_config"],
         dry_run=values["dry_run"],
+        gpus=values["gpus"],
     )
 
 

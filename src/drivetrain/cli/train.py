@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain.cli.leased_gpus import leased_gpus
 from drivetrain.cli.options import TrainArguments, train_options
 from drivetrain.cli.streams import say, show
 from drivetrain.config.overrides import from_environment
@@ -43,8 +44,15 @@ def run(arguments: TrainArguments) -> int:
         return 0
     rank_env = read_rank_env(environ)
     if rank_env.launcher != "none" and not arguments.dry_run:
+        if arguments.gpus is not None:
+            raise InputError(
+                f"--gpus {arguments.gpus}",
+                f"this is already a rank, started by {rank_env.launcher}",
+                f"lease around the launcher: drivetrain gpus lease -n {arguments.gpus} -- …",
+            )
         return _run_as_rank(config, rank_env, environ, notes)
-    return _run_as_launcher(config, environ, notes, is_dry=arguments.dry_run)
+    with leased_gpus(arguments.gpus, is_dry=arguments.dry_run) as variables:
+        return _run_as_launcher(config, environ, notes, variables=variables, is_dry=arguments.dry_run)
 
 
 command = train_options(run)
@@ -100,17 +108,23 @@ def _shared_folder(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]
 
 
 def _run_as_launcher(
-    config: RunConfig, environ: dict[str, str], notes: tuple[str, ...], *, is_dry: bool
+    config: RunConfig,
+    environ: dict[str, str],
+    notes: tuple[str, ...],
+    *,
+    variables: dict[str, str],
+    is_dry: bool,
 ) -> int:
+    """With the lease's `variables` set for the ranks, if there is one."""
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
     from drivetrain.launch.environment import thread_variables
     from drivetrain.launch.lock import hold_folder
 
-    resolved = _resolve(config)
+    resolved = _resolve(config, {**environ, **variables})
     run_dir = RunDir(_folder(config))
     threads, why_threads = thread_variables(resolved.nproc_per_node, environ)
-    request = _request(config, resolved, run_dir, threads)
+    request = _request(config, resolved, run_dir, {**variables, **threads})
     _check(config, request, resolved, run_dir)
     if is_dry:
         from drivetrain.launch.render import render_command
@@ -150,12 +164,12 @@ def _folder(config: RunConfig) -> Path:
     )
 
 
-def _resolve(config: RunConfig) -> Resolved:
+def _resolve(config: RunConfig, environ: dict[str, str] | None = None) -> Resolved:
     from drivetrain.config.resolve import Resources, resolve
     from drivetrain.hardware.cpu import usable_cpus
     from drivetrain.hardware.gpus import visible_gpus
 
-    gpus, cpus = visible_gpus(), usable_cpus()
+    gpus, cpus = visible_gpus(environ), usable_cpus()
     resources = Resources(
         num_gpus=gpus.count,
         gpu_reason=gpus.reason,

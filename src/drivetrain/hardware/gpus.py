@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drivetrain.hardware.nvml import Nvml, NvmlError, open_nvml
 from drivetrain.spec.unknown import Unknown
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
-# nvml.h: NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
-_NO_DRIVER = {9: "the NVIDIA driver is not loaded", 12: "no NVIDIA driver (libnvidia-ml.so.1 is not there)"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +55,13 @@ def visible_gpus(
     listed = (os.environ if environ is None else environ).get(_VARIABLE)
     try:
         gpus = _all_gpus(nvml)
-    except _NvmlFailure as failure:
+    except NvmlError as failure:
         if failure.means_no_driver:
             return VisibleGpus(count=0, reason=failure.reason)
         return _by_files(listed, dev, failure.reason)
     if listed is None:
         return _of(gpus, f"{len(gpus)} found by NVML, {_VARIABLE} is not set")
-    chosen, stopped_at = _choose(listed, gpus)
+    chosen, stopped_at = choose_visible(listed, gpus)
     reason = f"{len(chosen)} of {len(gpus)} by {_VARIABLE}={listed}"
     if stopped_at is not None:
         reason += f" (the list ends at {stopped_at!r}, which names no GPU here)"
@@ -88,7 +87,7 @@ def _of(gpus: Sequence[Gpu | str], reason: str) -> VisibleGpus:
     )
 
 
-def _choose(listed: str, gpus: Sequence[Gpu]) -> tuple[list[Gpu | str], str | None]:
+def choose_visible(listed: str, gpus: Sequence[Gpu]) -> tuple[list[Gpu | str], str | None]:
     """CUDA's rule: entries in order up to the first that names no GPU; one named twice leaves none at all.
 
     Returns the chosen, and the entry that ended the list (None where all were good).
@@ -119,63 +118,19 @@ def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | str | None:
     return gpus[index] if 0 <= index < len(gpus) else None
 
 
-class _NvmlFailure(Exception):  # noqa: N818  it is caught here and never leaves the module
-    def __init__(self, reason: str, *, means_no_driver: bool) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.means_no_driver = means_no_driver
+def _all_gpus(module: Any) -> list[Gpu]:
+    with open_nvml(module) as nvml:
+        return [_gpu(nvml, index) for index in range(nvml.num_gpus())]
 
 
-def _all_gpus(nvml: Any) -> list[Gpu]:
-    if nvml is None:
-        try:
-            import pynvml
-        except ImportError as error:
-            raise _NvmlFailure(f"nvidia-ml-py cannot be imported: {error}", means_no_driver=False) from error
-        nvml = pynvml
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        code = getattr(error, "value", -1)
-        reason = _NO_DRIVER.get(code, f"NVML did not start: {error}")
-        raise _NvmlFailure(reason, means_no_driver=code in _NO_DRIVER) from error
-    try:
-        return [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError as error:
-        raise _NvmlFailure(f"NVML failed while listing GPUs: {error}", means_no_driver=False) from error
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    return Gpu(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        mig=_mig_uuids(nvml, handle),
-    )
-
-
-def _mig_uuids(nvml: Any, handle: Any) -> tuple[str, ...]:
-    try:
-        current, _ = nvml.nvmlDeviceGetMigMode(handle)
-        slots = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if current else 0
-    except nvml.NVMLError:  # "not supported" on GPUs that cannot be split
-        return ()
-    uuids = []
-    for slot in range(slots):
-        try:
-            uuids.append(
-                _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)))
-            )
-        except nvml.NVMLError:  # an empty slot
-            continue
-    return tuple(uuids)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _gpu(nvml: Nvml, index: int) -> Gpu:
+    handle = nvml.handle(index)
+    uuid, name = nvml.uuid(handle), nvml.name(handle)
+    for value in (uuid, name):
+        if isinstance(value, Unknown):
+            raise NvmlError(f"NVML failed while listing GPUs: {value.reason}")
+    mig = nvml.mig(handle) if nvml.is_split(handle) is True else ()
+    return Gpu(index=index, uuid=str(uuid), name=str(name), mig=mig)
 
 
 def _by_files(listed: str | None, dev: Path, why: str) -> VisibleGpus:
@@ -188,5 +143,5 @@ def _by_files(listed: str | None, dev: Path, why: str) -> VisibleGpus:
         if any(entry.startswith(("GPU-", "MIG-")) for entry in entries):
             count = min(count, len(entries))  # UUIDs cannot be held against device files
         else:
-            count = len(_choose(listed, fakes)[0])
+            count = len(choose_visible(listed, fakes)[0])
     return VisibleGpus(count=Unknown(why), reason=f"{why}; {len(files)} device files", count_by_files=count)

@@ -98,11 +98,15 @@ class RankProcesses:
     Args:
         grace_s: from the first failure or a forwarded signal, until SIGKILL.
         held_files: descriptors that stay open, should the launcher be killed, until its ranks are gone.
+        passed_files: descriptors that each rank inherits: its GPUs stay leased while it lives.
     """
 
-    def __init__(self, *, grace_s: float, held_files: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, *, grace_s: float, held_files: tuple[int, ...] = (), passed_files: tuple[int, ...] = ()
+    ) -> None:
         self._grace_s = grace_s
         self._held_files = held_files
+        self._passed_files = passed_files
         self._changed = threading.Condition()
         self._running: list[_Running] = []
         self._guardian: subprocess.Popen[str] | None = None
@@ -265,6 +269,7 @@ class RankProcesses:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=self._passed_files,
                 )
             except OSError as error:
                 raise InputError(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from drivetrain.hardware.leases.inherited import inherited_files
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, check, hosts_the_store, rendezvous_of
 from drivetrain.launch.environment import Place, launcher_environment
 from drivetrain.launch.failures import causes, earliest, job_exit_code, rank_outcome, signal_name
@@ -137,7 +138,11 @@ class _Job:
         self._run_id = request.rdzv_id or (
             uuid.uuid4().hex if rendezvous_of(request) is Rendezvous.LOCAL else "drivetrain"
         )
-        self._ranks = RankProcesses(grace_s=request.grace_s, held_files=(held.lock,))
+        self._ranks = RankProcesses(
+            grace_s=request.grace_s,
+            held_files=(held.lock,),
+            passed_files=inherited_files({**launcher_environment(), **request.environment}),
+        )
         self._agent = _AgentEnd()
 
     def run(self) -> Outcome:

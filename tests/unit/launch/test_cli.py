@@ -1,5 +1,4 @@
 import sys
-import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,8 @@ class Found:
 def hardware(monkeypatch: pytest.MonkeyPatch) -> dict[str, Found]:
     """What the hardware room would find; tests change it."""
     found = {"gpus": Found(0), "cpus": Found(8)}
-    names = {"gpus": "visible_gpus", "cpu": "usable_cpus"}
-    monkeypatch.setitem(sys.modules, "drivetrain.hardware", types.ModuleType("drivetrain.hardware"))
-    for name, function in names.items():
-        module = types.ModuleType(f"drivetrain.hardware.{name}")
-        key = "cpus" if name == "cpu" else name
-        setattr(module, function, lambda key=key: found[key])
-        monkeypatch.setitem(sys.modules, f"drivetrain.hardware.{name}", module)
+    monkeypatch.setattr("drivetrain.hardware.gpus.visible_gpus", lambda environ: found["gpus"])
+    monkeypatch.setattr("drivetrain.hardware.cpu.usable_cpus", lambda: found["cpus"])
     for name in ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
