@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from drivetrain.launch import guardian, proc
+from drivetrain.launch.forked import AdoptedProcess, NotForkedError, RankForker
+from drivetrain.launch.guarded import Guarded
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
 
@@ -68,7 +68,9 @@ class RankEnd:
 class _Running:
     """One started rank. All fields but the first three change under the lock of its `RankProcesses`."""
 
-    def __init__(self, start: RankStart, process: subprocess.Popen[bytes], log_start: int) -> None:
+    def __init__(
+        self, start: RankStart, process: subprocess.Popen[bytes] | AdoptedProcess, log_start: int
+    ) -> None:
         self.start = start
         self.process = process
         self.log_start = log_start
@@ -99,17 +101,24 @@ class RankProcesses:
         grace_s: from the first failure or a forwarded signal, until SIGKILL.
         held_files: descriptors that stay open, should the launcher be killed, until its ranks are gone.
         passed_files: descriptors that each rank inherits: its GPUs stay leased while it lives.
+        failure_grace_s: as `grace_s`, from the first failure; None takes that.
     """
 
     def __init__(
-        self, *, grace_s: float, held_files: tuple[int, ...] = (), passed_files: tuple[int, ...] = ()
+        self,
+        *,
+        grace_s: float,
+        held_files: tuple[int, ...] = (),
+        passed_files: tuple[int, ...] = (),
+        failure_grace_s: float | None = None,
     ) -> None:
         self._grace_s = grace_s
-        self._held_files = held_files
+        self._failure_grace_s = grace_s if failure_grace_s is None else failure_grace_s
         self._passed_files = passed_files
+        self._guarded = Guarded(held_files)
+        self._forker: RankForker | None = None
         self._changed = threading.Condition()
         self._running: list[_Running] = []
-        self._guardian: subprocess.Popen[str] | None = None
         self._stopper: threading.Thread | None = None
         self._interrupted: int | None = None
         self._is_cleaned = False  # what the current attempt's ranks left behind has been killed
@@ -135,6 +144,23 @@ class RankProcesses:
         with self._changed:
             return tuple(item.end() for item in self._running)
 
+    def fork_from(self, imports: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Ranks that are started from now on are forked, where they can be: see `RankForker`."""
+        self._forker = RankForker(
+            imports=imports,
+            command=command,
+            environment=environment,
+            passed_files=self._passed_files,
+            when_started=self._guarded.add,
+        )
+        self._forker.start_when_ranks_are_up()
+
+    @property
+    def are_forked(self) -> bool:
+        """Whether all ranks of the current attempt were forked."""
+        with self._changed:
+            return all(isinstance(item.process, AdoptedProcess) for item in self._running)
+
     def start(self, starts: Sequence[RankStart], *, attempt: int, attempts: int) -> None:
         """Starts one attempt; the earlier one must have been stopped. `attempt` counts from 0.
 
@@ -143,14 +169,14 @@ class RankProcesses:
             StoppedError: `interrupt` came first.
         """
         self._reap()
+        if self._forker is not None:
+            self._forker.wait_ready(lambda: self.interrupted is not None)
         with self._changed:
             if self._interrupted is not None:
                 raise StoppedError
             self._running = []
             self._stopper = None
             self._is_cleaned = False
-            if self._guardian is None:
-                self._guardian = _start_guardian(self._held_files)
             try:
                 for start in starts:
                     self._running.append(self._start_one(start, attempt=attempt, attempts=attempts))
@@ -241,13 +267,9 @@ class RankProcesses:
             self.kill()
             self.wait(KILL_WAIT_S)
         self._reap()
-        with self._changed:
-            if self._guardian is not None:
-                assert self._guardian.stdin is not None
-                _tell(self._guardian.stdin, "q")
-                self._guardian.stdin.close()
-                self._guardian.wait()
-                self._guardian = None
+        if self._forker is not None and (pid := self._forker.close()) is not None:
+            self._guarded.drop(pid)
+        self._guarded.close()
 
     def _start_one(self, start: RankStart, *, attempt: int, attempts: int) -> _Running:
         try:
@@ -261,28 +283,34 @@ class RankProcesses:
             raise log_not_writable(start.log, error) from error
         with log:
             log_start = log.tell()
-            try:
-                process = subprocess.Popen(
-                    start.command,
-                    env=dict(start.environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=self._passed_files,
-                )
-            except OSError as error:
-                raise InputError(
-                    f"the program {start.command[0]!r}",
-                    f"it cannot be run: {error.strerror}",
-                    "check its path and that it may be executed; a script without #! needs an interpreter",
-                ) from error
-        assert self._guardian is not None
-        assert self._guardian.stdin is not None
-        _tell(self._guardian.stdin, f"+{process.pid}")
+            process = self._new_process(start, log.fileno())
+        self._guarded.add(process.pid)
         running = _Running(start, process, log_start)
         threading.Thread(target=self._watch, args=(running,), daemon=True, name="rank-watch").start()
         return running
+
+    def _new_process(self, start: RankStart, log: int) -> subprocess.Popen[bytes] | AdoptedProcess:
+        if self._forker is not None:
+            try:
+                return self._forker.fork(start.command, start.environment, log)
+            except NotForkedError:
+                pass  # the usual way, which only takes longer
+        try:
+            return subprocess.Popen(
+                start.command,
+                env=dict(start.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=self._passed_files,
+            )
+        except OSError as error:
+            raise InputError(
+                f"the program {start.command[0]!r}",
+                f"it cannot be run: {error.strerror}",
+                "check its path and that it may be executed; a script without #! needs an interpreter",
+            ) from error
 
     def _watch(self, item: _Running) -> None:
         # WNOWAIT leaves the zombie, so that the process id, which names the session too, stays ours until
@@ -297,7 +325,7 @@ class RankProcesses:
                 # The others, who agreed to stop with it, are about to leave by themselves.
                 self._begin_stop(None, grace_s=self._grace_s)
             elif item.returncode != 0:
-                self._begin_stop(signal.SIGTERM, grace_s=self._grace_s)
+                self._begin_stop(signal.SIGTERM, grace_s=self._failure_grace_s)
             self._changed.notify_all()
 
     def _begin_stop(self, signum: int | None, *, grace_s: float) -> None:
@@ -361,33 +389,11 @@ class RankProcesses:
             for item in self._running:
                 if item.returncode is not None and item.process.returncode is None:
                     item.process.wait()
-                    if self._guardian is not None and self._guardian.stdin is not None:
-                        _tell(self._guardian.stdin, f"-{item.process.pid}")
+                    self._guarded.drop(item.process.pid)
 
 
 def log_not_writable(log: Path, error: OSError) -> InputError:
     return InputError(f"{log}", f"the log cannot be written: {error.strerror}", "choose another --output")
-
-
-def _start_guardian(held_files: tuple[int, ...]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        pass_fds=held_files,
-    )
-
-
-def _tell(pipe: IO[str], line: str) -> None:
-    try:
-        pipe.write(line + "\n")
-        pipe.flush()
-    except (BrokenPipeError, ValueError):
-        # The guardian was killed: the job goes on, only less protected.
-        return
 
 
 def _separator(attempt: int, attempts: int) -> str:

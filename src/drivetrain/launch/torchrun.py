@@ -142,7 +142,11 @@ class _Job:
             grace_s=request.grace_s,
             held_files=(held.lock,),
             passed_files=inherited_files({**launcher_environment(), **request.environment}),
+            failure_grace_s=request.failure_grace_s,
         )
+        if request.imports is not None and (request.max_restarts or request.is_elastic):
+            environment = {**launcher_environment(), **request.environment}
+            self._ranks.fork_from(request.imports, request.command, environment)
         self._agent = _AgentEnd()
 
     def run(self) -> Outcome:
