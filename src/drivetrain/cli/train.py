@@ -137,7 +137,7 @@ def _run_as_launcher(
     with hold_folder(request) as lock:  # before anything in it is overwritten, or removed
         try:
             write(config, run_dir.asked_config, (*resolved.notes(), *notes))
-            code = _launch(request, run_dir, lock)
+            code = _launch_until_it_fits(request, config.global_batch, run_dir, lock)
         except InputError:  # no rank has started: the port is taken, say
             remove_created(created)
             raise
@@ -267,7 +267,23 @@ def _with_early_leavers(outcome: Outcome, run_dir: RunDir) -> Outcome:
     return dataclasses.replace(outcome, exit_code=int(ExitCode.FAILED), error=error)
 
 
-def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
+def _launch_until_it_fits(request: LaunchRequest, global_batch: int, run_dir: RunDir, lock: int) -> int:
+    """Launches, and anew each time that a rank runs out of memory and leaves a smaller micro-batch."""
+    from drivetrain.config.fitted_batch import fitted_micro_batch
+
+    while True:
+        before = fitted_micro_batch(run_dir)
+        outcome = _launch(request, run_dir, lock)
+        fitted = fitted_micro_batch(run_dir)
+        if fitted == before or outcome.earliest_failure is None or not request.is_single_node:
+            return outcome.exit_code
+        say(
+            f"rank {outcome.earliest_failure.rank} ran out of memory: starting anew with micro-batches of at"
+            f" most {fitted}; the global batch stays {global_batch} (micro_batch: auto)"
+        )
+
+
+def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> Outcome:
     """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
     from drivetrain.launch.describe import describe_failure
     from drivetrain.launch.torchrun import launch
@@ -287,4 +303,4 @@ def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
         show(summarise(run_dir, outcome), what="the summary")
     if problem := describe_failure(outcome):
         say(problem)
-    return outcome.exit_code
+    return outcome
