@@ -1,9 +1,10 @@
 """What to expect of each pair of GPUs and of an all-reduce over a set, in bytes a second one way.
 
-Assumptions, all of them simple: nothing else uses the links; a pair can use every NVLink that the matrix counts
-for it; PCIe peers do not share a slot's lanes with others; an all-reduce goes round one ring, in the best order
-there is, at the rate of its slowest link (NCCL's bus bandwidth: bytes * 2 (n-1)/n / time). Where GPUs are joined
-directly in several ways, NCCL runs several rings and can do better. A NVSwitch that reduces (NVLS) can, too.
+Assumptions, all of them simple: nothing else uses the links; a pair can use every NVLink that the matrix
+counts for it; PCIe peers do not share a slot's lanes with others; an all-reduce goes round one ring, in the
+best order there is, at the rate of its slowest link (NCCL's bus bandwidth: bytes * 2 (n-1)/n / time). Where
+GPUs are joined directly in several ways, NCCL runs several rings and can do better; an NVSwitch that reduces
+(NVLS) can, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from drivetrain.spec.unknown import Unknown
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A range, because generations may be unknown and sockets differ. `why`: what it rests on, in a clause."""
+    """A range, as generations may be unknown and sockets differ. `why`: what it rests on, in a clause."""
 
     low_bytes_per_s: float
     high_bytes_per_s: float
@@ -65,7 +66,7 @@ def _over_nvlink(topology: Topology, link: Link, pair: tuple[int, int]) -> Expec
     return Expected(
         low_bytes_per_s=min(rates),
         high_bytes_per_s=max(rates),
-        why=f"{link.num_nvlinks} links of {names}: the GPU's model is not known",
+        why=f"{link.meaning} of {names}: the GPU's model is not known",
     )
 
 
@@ -77,10 +78,15 @@ def _generation(topology: Topology, index: int) -> NvlinkGeneration | None:
 def _over_pcie(topology: Topology, link: Link, pair: tuple[int, int]) -> Expected | Unknown:
     slots = [topology.gpu(index).slot for index in pair]
     known = [slot for slot in slots if isinstance(slot, PcieSlot) and slot.wire_gb_per_s is not None]
-    rates = [(slot.wire_gb_per_s or 0) * PCIE_USEFUL_SHARE for slot in (known if len(known) == 2 else ASSUMED_SLOTS)]
+    rates = [
+        (slot.wire_gb_per_s or 0) * PCIE_USEFUL_SHARE
+        for slot in (known if len(known) == 2 else ASSUMED_SLOTS)
+    ]
     low, high = (min(rates), min(rates)) if len(known) == 2 else (min(rates), max(rates))
-    why = f"{min(known, key=lambda slot: slot.wire_gb_per_s or 0)}" if len(known) == 2 else (
-        f"slots not known, {ASSUMED_SLOTS[0]} to {ASSUMED_SLOTS[1]} assumed"
+    why = (
+        f"{min(known, key=lambda slot: slot.wire_gb_per_s or 0)}"
+        if len(known) == 2
+        else (f"slots not known, {ASSUMED_SLOTS[0]} to {ASSUMED_SLOTS[1]} assumed")
     )
     if link.kind in ("PHB", "NODE", "SYS"):
         low, high = low / CPU_PEER_OVERHEAD, high / CPU_PEER_OVERHEAD

@@ -107,8 +107,8 @@ def numa_groups(topology: Topology) -> dict[int, str]:
         if isinstance(numa, Unknown) and isinstance(gpu.cpus, frozenset):
             numa = by_cpus.get(gpu.cpus, numa)
         if isinstance(numa, frozenset):
-            groups[gpu.index] = "NUMA node " + write_ranges(numa) if len(numa) == 1 else (
-                "NUMA nodes " + write_ranges(numa)
+            groups[gpu.index] = (
+                "NUMA node " + write_ranges(numa) if len(numa) == 1 else ("NUMA nodes " + write_ranges(numa))
             )
         elif isinstance(gpu.cpus, frozenset):
             groups[gpu.index] = "CPUs " + write_ranges(gpu.cpus)

@@ -1,7 +1,7 @@
 """The one table of links: their order, and what NVLink and PCIe carry by generation, with sources.
 
-Order and codes are those of `nvidia-smi topo -m` (its legend, and nvmlGpuTopologyLevel_t in nvml.h). Rates are
-GB/s in one direction. "Useful" rates are what NCCL plans with, from its src/graph/topo.h (2.27): SM60 18,
+Order and codes are those of `nvidia-smi topo -m` (its legend, and nvmlGpuTopologyLevel_t in nvml.h). Rates
+are GB/s in one direction. "Useful" rates are what NCCL plans with, from its src/graph/topo.h (2.27): SM60 18,
 SM70 20, SM80 20, SM86 12, SM90 20.6, SM100 40.1 a link; PCI_BW 12 for PCIe 3 x16; INTEL_P2P_OVERHEAD 6/5;
 BDW_QPI 6 to ERP_QPI 40 between sockets. They are planning figures, not measurements of a machine.
 """

@@ -1,4 +1,4 @@
-"""`nvidia-smi topo -m`, as printed or as pasted, into a `Topology`. What does not fit is unknown, and said."""
+"""`nvidia-smi topo -m`, as printed or as pasted, into a `Topology`. What does not fit is unknown."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def _topology(table: Table, peers: list[Table], names: _Names, source: str) -> T
     nic_links = {(gpu, nic): _link(columns, f"GPU{gpu}", nic) for gpu in gpus for nic in nics}
     affinities, contradictions = check_affinities(_affinities(table, gpus))
     problems += contradictions + _unknown_affinities(affinities)
-    problems += [f"GPU{a}-GPU{b}: {link.reason}" for (a, b), link in links.items() if isinstance(link, Unknown)]
+    problems += [
+        f"GPU{a}-GPU{b}: {link.reason}" for (a, b), link in links.items() if isinstance(link, Unknown)
+    ]
     problems += _unknown_nics(nic_links)
     return Topology(
         gpus=tuple(_gpu(number, affinities[number], names) for number in gpus),
@@ -135,7 +137,7 @@ def _unknown_nics(nic_links: dict[tuple[int, str], Link | Unknown]) -> list[str]
 
 
 def _refused(peers: list[Table], gpus: set[int]) -> dict[Pair, str]:
-    """Pairs without direct access, from tables of reads and writes (`-p2p n`, `a` and `p` say other things)."""
+    """Pairs without direct access, by tables of reads and writes (`-p2p n`, `a`, `p` say other things)."""
     refused = {}
     for table in peers:
         if table.command[5:] not in ("", "r", "w", "rw"):

@@ -39,9 +39,7 @@ def read_affinity(tail: str, columns: tuple[str, ...]) -> Affinity:
     elif len(words) < len(places) and known[0] == "cpus" and not re.search(r"[-,]", words[0]):
         places = places[1:] if words[0] != "N/A" else places
     values: dict[str, str] = {}
-    if len(words) >= len(places):
-        values = dict(zip(places, words, strict=False))
-    elif "\t" in tail or all(word == "N/A" for word in words[1:]):
+    if len(words) >= len(places) or "\t" in tail or all(word == "N/A" for word in words[1:]):
         values = dict(zip(places, words, strict=False))
     elif places[0] == "cpus":
         values = {"cpus": words[0]}  # which of the others is missing cannot be told

@@ -16,10 +16,12 @@ _ONE_CODE = re.compile(rf"{'|'.join((*CELL_CODES, SELF))}|NV\d+")
 _CODES = re.compile(rf"{_CODE}+")
 _CODES_THEN_CPUS = re.compile(rf"((?:{'|'.join((*CELL_CODES, SELF))}|NV\d+(?=[A-Z]))*)(NV)?(\d+[-,]\S*)")
 _AFFINITY = re.compile(r"\d[\d,\-]*")
-_COMMA_BETWEEN_CELLS = re.compile(rf"[,;](?=\s*(?:{_CODE}\b|GPU\d|NIC\d|mlx|CPU|NUMA|GPU NUMA))|(?<=[A-Z]),(?=\d)")
+_COMMA_BETWEEN_CELLS = re.compile(
+    rf"[,;](?=\s*(?:{_CODE}\b|GPU\d|NIC\d|mlx|CPU|NUMA|GPU NUMA))|(?<=[A-Z]),(?=\d)"
+)
 
 _GPU = re.compile(r"GPU\d{1,3}")
-# Labels that may be glued to a neighbour, then whatever else names a device (`hfi1_0`, `rocep1s0`, `bnxt_re0`).
+# Labels that may be glued to a neighbour, then whatever else names a device (`hfi1_0`, `rocep1s0`).
 _GLUED_LABELS = re.compile(r"(?:GPU\d{1,3}|NIC\d{1,3}|mlx\d_(?:bond_?)?\d{1,3})+")
 _ONE_LABEL = re.compile(r"GPU\d{1,3}|NIC\d{1,3}|mlx\d_(?:bond_?)?\d{1,3}")
 _OTHER_LABEL = re.compile(r"[A-Za-z][\w.:\-]*\d[\w.:\-]*")

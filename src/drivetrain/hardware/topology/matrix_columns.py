@@ -37,12 +37,17 @@ def place_cells(table: Table) -> Columns:
         num_good = _trusted(row, labels, width, is_last=row is last, table=table)
         if num_good < len(row.cells) and num_good < width:
             problems.append(f"row {row.label}: only the first {num_good} cells stand where they belong")
+        is_cut = len(row.cells) < width and not row.tail.strip()
+        if is_cut and re.fullmatch(r"NV\d", row.cells[-1] or "") and num_good == len(row.cells):
+            num_good -= 1  # NV1 at a cut may be the half of NV12
         for column, code in list(zip(labels, row.cells, strict=False))[:num_good]:
             if column is not None and code is not None:
                 cells[(row.label, column)] = code
     num_nameless = labels.count(None)
     if num_nameless:
-        problems.append(f"{num_nameless} column{'s have' if num_nameless > 1 else ' has'} no readable heading")
+        problems.append(
+            f"{num_nameless} column{'s have' if num_nameless > 1 else ' has'} no readable heading"
+        )
     return Columns(labels=tuple(labels), cells=cells, problems=tuple(problems))
 
 
@@ -53,23 +58,41 @@ def _labels(table: Table, rows: list[Row]) -> list[str | None]:
     if table.heading is None:
         return _from_rows(rows, max(widths, default=0))
     named = list(table.heading.labels)
+    if len(named) > usual == sum(label is not None for label in named):
+        named = [label for label in named if label is not None]  # specks between the labels, no columns
     doubled = {label for label, count in Counter(named).items() if count > 1}
-    named = [
-        label if label not in doubled or label == f"GPU{at}" else None for at, label in enumerate(named)
-    ]
-    if usual > len(named):
+    named = _in_order(
+        [label if label not in doubled or label == f"GPU{at}" else None for at, label in enumerate(named)]
+    )
+    if usual != len(named):
         fits = sum(_self_at(row) == _index(named, row.label) for row in rows)
-        if 2 * fits < len(rows):  # a heading that lost a cell: its names are all shifted behind it
+        if 2 * fits < len(rows):  # a heading that lost or gained a cell: the names behind it are shifted
             return _from_rows(rows, usual)
-        if not table.heading.columns:
-            named += [None] * (usual - len(named))
+    if usual > len(named) and not table.heading.columns:
+        named += [None] * (usual - len(named))
     return named
+
+
+def _in_order(labels: list[str | None]) -> list[str | None]:
+    """GPUs are numbered upwards: a number that is not between its neighbours' is damaged, and one that is
+    missing between neighbours two apart is known."""
+    numbers = [gpu_number(label) for label in labels]
+    checked = list(labels)
+    for at, number in enumerate(numbers):
+        before = next((n for n in reversed(numbers[:at]) if n is not None), -1)
+        after = next((n for n in numbers[at + 1 :] if n is not None), None)
+        if number is not None and number != at and (number < before or (after is not None and number > after)):
+            checked[at] = None
+        if checked[at] is None and before == at - 1 and after == at + 1:
+            checked[at] = f"GPU{at}"
+    return checked
 
 
 def _from_rows(rows: list[Row], width: int) -> list[str | None]:
     """Without a heading: a row's X names its column; columns up to the last NVLink are GPUs, in order."""
     last_nvlink = max(
-        (at for row in rows for at, code in enumerate(row.cells) if code and code.startswith("NV")), default=-1
+        (at for row in rows for at, code in enumerate(row.cells) if code and code.startswith("NV")),
+        default=-1,
     )
     labels: list[str | None] = [f"GPU{at}" if at <= last_nvlink else None for at in range(width)]
     for row in rows:
@@ -98,16 +121,20 @@ def _settle(
         if own is None:
             problems.append(f"row {row.label} is not in the heading")
         elif at is not None and at != own:
-            problems.append(f"row {row.label} has its X under {labels[at] if at < len(labels) else 'nothing'}")
+            problems.append(
+                f"row {row.label} has its X under {labels[at] if at < len(labels) else 'nothing'}"
+            )
         else:
             kept.append(row)
-    return labels, kept
+    # A later row may have renamed an earlier one's column.
+    return labels, [row for row in kept if _self_at(row) in (None, _index(labels, row.label))]
 
 
 def _trusted(row: Row, labels: list[str | None], width: int, *, is_last: bool, table: Table) -> int:
     """How many of the row's first cells certainly stand under their columns."""
     own = _index(labels, row.label)
-    assert own is not None
+    if own is None:
+        return 0
     at = _self_at(row)
     cells = _without_noise(row)
     if len(cells) == width:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import html
 import re
 
-_COLOUR = re.compile(r"(?:\x1b|\^\[|\u2190|\u241b|\\u001b|\\x1b|\\033|\\e)?\[[0-9;]{0,8}m|\x1b\[[0-9;?]*[A-Za-z]")
+_COLOUR = re.compile(
+    r"(?:\x1b|\^\[|\u2190|\u241b|\\u001b|\\x1b|\\033|\\e)?\[[0-9;]{0,8}m|\x1b\[[0-9;?]*[A-Za-z]"
+)
 _BREAK = re.compile(r"<br\s*/?>|</tr>|</p>", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]{0,12}(?:\s[^<>\n]{0,80})?>")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\x00]")
 # Borders of pasted tables, and quotes of CSV and JSON, stand between cells.
 _BORDER = re.compile("[|\u2502\u2503\u2551\"`*]|'(?=[A-Z ])|(?<=[A-Z0-9 ])'")
 _ESCAPED = re.compile(r"\\t\s*GPU\d|\\n\s*GPU\d")
-_NAMED_GPU = re.compile(r"^\W*GPU (\d{1,3}(?:,\d{1,3})*)\s*: (\S[^(\n]*?)\s*(?:\(UUID: (GPU-[0-9A-Fa-f-]{36})\)|$)")
+_NAMED_GPU = re.compile(
+    r"^\W*GPU (\d{1,3}(?:,\d{1,3})*)\s*: (\S[^(\n]*?)\s*(?:\(UUID: (GPU-[0-9A-Fa-f-]{36})\)|$)"
+)
 _NIC_NAME = re.compile(r"\bNIC(\d{1,3})\s*[:=]\s*([A-Za-z][\w.\-]*\d[\w.\-]*)\s*$")
 
 

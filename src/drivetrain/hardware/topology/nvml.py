@@ -1,4 +1,4 @@
-"""The wiring from NVML, with NICs from sysfs. A call that fails makes its fact unknown and leaves the rest."""
+"""The wiring from NVML, with NICs from sysfs. A call that fails makes its fact unknown, not the rest."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def read_nvml(nvml: Any = None, root: Path = Path("/")) -> Topology:
     """
     if nvml is None:
         try:
-            import pynvml as nvml  # noqa: PLC0415, N813
+            import pynvml
         except ImportError as error:
             raise NvmlUnavailableError(f"nvidia-ml-py cannot be imported: {error}") from error
+        nvml = pynvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -94,7 +95,9 @@ class _Machine:
                 nic_links[(index, nic.label)] = (
                     pcie_link(device, other) if device is not None else Unknown("sysfs does not show the GPU")
                 )
-        problems += [f"GPU{a}-GPU{b}: {link.reason}" for (a, b), link in links.items() if isinstance(link, Unknown)]
+        problems += [
+            f"GPU{a}-GPU{b}: {link.reason}" for (a, b), link in links.items() if isinstance(link, Unknown)
+        ]
         return Topology(
             gpus=tuple(self._node(index, handle) for index, handle in sorted(self._handles.items())),
             links=links,
@@ -181,7 +184,7 @@ class _Machine:
         return _Ends(peers=peers, num_to_switch=num_to_switch)
 
     def _link(self, a: int, b: int) -> Link | Unknown:
-        """NVLink where there is any, else the PCIe path; a GPU whose NVLinks cannot be read has no known link."""
+        """NVLink where there is any, else the PCIe path; unknown where the NVLinks cannot be read."""
         ends, others, bus_id = self._ends[a], self._ends[b], self._bus_ids[b]
         for what in (ends, others, bus_id):
             if isinstance(what, Unknown):
@@ -191,19 +194,23 @@ class _Machine:
         num_links = ends.peers.get(str(bus_id), 0) or min(ends.num_to_switch, others.num_to_switch)
         if num_links:
             return nvlink(num_links)
-        level = self._ask(
-            self._nvml.nvmlDeviceGetTopologyCommonAncestor, self._handles[a], self._handles[b]
-        )
+        level = self._ask(self._nvml.nvmlDeviceGetTopologyCommonAncestor, self._handles[a], self._handles[b])
         if not isinstance(level, Unknown):
             kind = _LEVELS.get(level)
-            return Unknown(f"NVML names a level {level} that is not in its header") if kind is None else Link(kind=kind)
+            return (
+                Unknown(f"NVML names a level {level} that is not in its header")
+                if kind is None
+                else Link(kind=kind)
+            )
         first, second = self._devices[a], self._devices[b]
         return level if first is None or second is None else pcie_link(first, second)
 
     def _refused(self, pairs: list[Pair]) -> dict[Pair, str]:
         refused = {}
         for a, b in pairs:
-            status = self._ask(self._nvml.nvmlDeviceGetP2PStatus, self._handles[a], self._handles[b], _P2P_READ)
+            status = self._ask(
+                self._nvml.nvmlDeviceGetP2PStatus, self._handles[a], self._handles[b], _P2P_READ
+            )
             if isinstance(status, int) and status in _REFUSALS:
                 refused[(a, b)] = _REFUSALS[status]
         return refused

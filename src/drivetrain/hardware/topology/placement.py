@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from drivetrain.hardware.topology.graph import Topology, numa_groups
 from drivetrain.hardware.topology.links import Link
+from drivetrain.hardware.topology.nic_choice import choose_nics
 from drivetrain.spec.unknown import Unknown
 
 MAX_SETS = 200_000
@@ -36,7 +37,7 @@ class Best:
 
 
 def best_sets(topology: Topology, size: int, among: Iterable[int] | None = None) -> Best | None:
-    """The best `size` GPUs of the machine, or of `among` (those that are free); None where there are fewer."""
+    """The best `size` GPUs of the machine, or of `among` (those that are free); None of fewer."""
     gpus = sorted(topology.indices if among is None else among)
     if not 1 <= size <= len(gpus):
         return None
@@ -99,9 +100,10 @@ class _Ranking:
 
     def nics(self, chosen: tuple[int, ...]) -> tuple[int, int, int]:
         """Order of the worst way to a NIC, the sum, and how many GPUs can have a nearest NIC of their own."""
-        ways = [self._nearest[gpu] for gpu in chosen]
-        orders = [link.order if isinstance(link, Link) else _UNKNOWN_ORDER for _, link in ways]
-        return min(orders), sum(orders), _num_own([{nic.label for nic in nics} for nics, _ in ways])
+        ways = [self._nearest[gpu][1] for gpu in chosen]
+        orders = [link.order if isinstance(link, Link) else _UNKNOWN_ORDER for link in ways]
+        nics = {nic for nic in choose_nics(self._topology, chosen).values() if nic is not None}
+        return min(orders), sum(orders), len(nics)
 
     def slowest(self, chosen: tuple[int, ...]) -> Link | Unknown | None:
         links = [self._links[pair] for pair in itertools.combinations(chosen, 2)]
@@ -131,22 +133,6 @@ def _worst(links: Sequence[Link | Unknown]) -> Link | Unknown | None:
     if unknown is not None:
         return unknown
     return min((link for link in links if isinstance(link, Link)), key=lambda link: link.order, default=None)
-
-
-def _num_own(choices: Sequence[set[str]]) -> int:
-    """How many GPUs can each have one of its nearest NICs to itself (a matching by augmenting paths)."""
-    owner: dict[str, int] = {}
-
-    def seat(gpu: int, tried: set[str]) -> bool:
-        for nic in choices[gpu]:
-            if nic not in tried:
-                tried.add(nic)
-                if nic not in owner or seat(owner[nic], tried):
-                    owner[nic] = gpu
-                    return True
-        return False
-
-    return sum(seat(gpu, set()) for gpu in range(len(choices)))
 
 
 def _reason(ranking: _Ranking, best: Sequence[tuple[int, ...]], left: _Left) -> str:

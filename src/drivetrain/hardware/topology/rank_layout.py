@@ -17,7 +17,7 @@ _MAX_STEPS = 200_000
 """Partial groupings that are looked at (about a second); beyond, the best so far stands."""
 
 Score = tuple[int, int, int]
-"""Of a link between blocks, and of a grouping: order of the slowest, sum of weights, pairs on one NUMA node."""
+"""Of a link or a grouping of blocks: order of the slowest, sum of weights, pairs on one NUMA node."""
 
 Block = tuple[int, ...]
 
@@ -43,7 +43,9 @@ def parse_layout(text: str, num_gpus: int) -> Layout:
         axis, _, number = (piece.strip() for piece in part.partition("="))
         axis = axis.replace("-", "_")
         if axis not in AXES:
-            raise InputError(f"--layout {text}", f"there is no axis {axis!r}", f"the axes are {', '.join(AXES)}")
+            raise InputError(
+                f"--layout {text}", f"there is no axis {axis!r}", f"the axes are {', '.join(AXES)}"
+            )
         if axis in degrees:
             raise InputError(f"--layout {text}", f"{axis} stands there twice", "name each axis once")
         if not number.lstrip("-").isdecimal() or (int(number) < 1 and int(number) != REST):
@@ -53,9 +55,11 @@ def parse_layout(text: str, num_gpus: int) -> Layout:
     taken = math.prod(degree for degree in degrees.values() if degree != REST)
     if len(open_axes) > 1 or (open_axes and num_gpus % taken):
         raise InputError(
-            f"--layout {text}", f"{taken} of {num_gpus} GPUs leave no whole rest", "give every degree a number"
+            f"--layout {text}",
+            f"{taken} of {num_gpus} GPUs leave no whole rest",
+            "give every degree a number",
         )
-    degrees |= {axis: num_gpus // taken for axis in open_axes}
+    degrees |= dict.fromkeys(open_axes, num_gpus // taken)
     return Layout(strategy="any", **degrees)
 
 
@@ -63,8 +67,8 @@ def place_ranks(topology: Topology, layout: Layout) -> list[RankPlace]:
     """Every rank of the layout on a GPU of this machine, or of several that are wired like it.
 
     Tensor groups get the best-linked GPUs, of what is left open then the shard groups, and so on outwards
-    (ranks of a group are neighbours, see `spec.layout.AXES`). With fewer ranks than GPUs, the best set of that
-    many is taken.
+    (ranks of a group are neighbours, see `spec.layout.AXES`). With fewer ranks than GPUs, the best set of
+    that many is taken.
 
     Raises:
         InputError: more ranks than GPUs, and no whole number of such machines that the axes can be cut at.
@@ -123,9 +127,7 @@ def _between(topology: Topology, numa: Mapping[int, str], a: Block, b: Block) ->
 
 def _group(blocks: list[Block], size: int, between: Callable[[Block, Block], Score]) -> list[list[Block]]:
     """Parts `blocks` into groups of `size`, the slowest link first, then the sum, as good as they can be."""
-    scores = {
-        (i, j): between(blocks[i], blocks[j]) for i, j in itertools.combinations(range(len(blocks)), 2)
-    }
+    scores = {(i, j): between(blocks[i], blocks[j]) for i, j in itertools.combinations(range(len(blocks)), 2)}
     best: list[tuple[int, ...]] = []
     best_score: Score = (-1, -1, -1)
     # No grouping can have larger sums than one whose every link is the machine's best.

@@ -65,7 +65,9 @@ def _run_smi(smi: str) -> bytes | str:
         return f"{smi} cannot be run: {error.strerror}"
     if done.returncode:
         first = done.stdout.decode(errors="replace").strip().splitlines()[:1]
-        return f"{smi} topo -m ended with exit code {done.returncode}" + "".join(f": {line}" for line in first)
+        return f"{smi} topo -m ended with exit code {done.returncode}" + "".join(
+            f": {line}" for line in first
+        )
     return done.stdout
 
 

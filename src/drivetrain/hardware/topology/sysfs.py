@@ -1,4 +1,4 @@
-"""The wiring from sysfs alone: PCIe paths, NUMA nodes and CPUs. It holds nothing of NVLink, and that is said."""
+"""The wiring from sysfs alone: PCIe paths, NUMA nodes and CPUs. NVLink it does not show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def read_sysfs(root: Path = Path("/")) -> Topology:
         for index, device in enumerate(devices)
         for nic, other in nics
     }
-    problems = [f"GPU{a}-GPU{b}: {link.reason}" for (a, b), link in links.items() if isinstance(link, Unknown)]
+    problems = [
+        f"GPU{a}-GPU{b}: {link.reason}" for (a, b), link in links.items() if isinstance(link, Unknown)
+    ]
     if len(devices) > 1:
         problems.append(_NO_NVLINK)
     return Topology(
