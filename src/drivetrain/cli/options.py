@@ -68,6 +68,7 @@ class TrainArguments:
     overrides: tuple[Override, ...]
     print_config: bool
     dry_run: bool
+    is_bound: bool = True
 
 
 class TrainCommand(click.Command):
@@ -102,6 +103,9 @@ def train_options(function: Any) -> click.Command:
             click.Option(
                 ["-j", "nodes_by_processes"], metavar="NxP", help="N machines, P processes on each."
             ),
+            click.Option(
+                ["--no-bind"], is_flag=True, help="Leave GPUs' order, CPUs and memory to the ranks."
+            ),
             click.Option(["--print-config"], is_flag=True, help="Print the whole run file and stop."),
             click.Option(["--dry-run"], is_flag=True, help="Print what would be launched and stop."),
         ],
@@ -129,6 +133,7 @@ def arguments_of(values: Mapping[str, Any], dotted: tuple[Override, ...]) -> Tra
         overrides=tuple(overrides),
         print_config=values["print_config"],
         dry_run=values["dry_run"],
+        is_bound=not values["no_bind"],
     )
 
 

@@ -25,6 +25,7 @@ from drivetrain.spec.run_dir import RunDir
 if TYPE_CHECKING:
     from drivetrain.config.resolve import Resolved
     from drivetrain.config.schema import RunConfig
+    from drivetrain.launch.binding import Binding
     from drivetrain.spec.outcome import Outcome
 
 
@@ -42,7 +43,7 @@ def run(arguments: TrainArguments) -> int:
     rank_env = read_rank_env(environ)
     if rank_env.launcher != "none" and not arguments.dry_run:
         return _run_as_rank(config, rank_env, environ, notes)
-    return _run_as_launcher(config, environ, notes, is_dry=arguments.dry_run)
+    return _run_as_launcher(config, environ, notes, arguments)
 
 
 command = train_options(run)
@@ -98,24 +99,27 @@ def _shared_folder(config: RunConfig, rank_env: RankEnv, environ: dict[str, str]
 
 
 def _run_as_launcher(
-    config: RunConfig, environ: dict[str, str], notes: tuple[str, ...], *, is_dry: bool
+    config: RunConfig, environ: dict[str, str], notes: tuple[str, ...], arguments: TrainArguments
 ) -> int:
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
+    from drivetrain.launch.binding import Binding
     from drivetrain.launch.environment import thread_variables
     from drivetrain.launch.lock import hold_folder
 
     resolved = _resolve(config)
     run_dir = RunDir(_folder(config))
     threads, why_threads = thread_variables(resolved.nproc_per_node, environ)
-    request = _request(config, resolved, run_dir, threads)
+    binding = _bind(config, resolved, environ) if arguments.is_bound else Binding()
+    request = _request(config, resolved, run_dir, {**threads, **binding.environment})
+    request = dataclasses.replace(request, pinnings=binding.pinnings)
     _check(config, request, resolved, run_dir)
-    if is_dry:
+    if arguments.dry_run:
         from drivetrain.launch.render import render_command
 
         print(render_command(request), end="")
         return 0
-    for line in (*notes, *filter(None, (why_threads,))):
+    for line in (*notes, *filter(None, (why_threads,)), *binding.lines):
         say(line)
     created = create_folder(run_dir)
     with hold_folder(request) as lock:  # before anything in it is overwritten, or removed
@@ -130,6 +134,14 @@ def _run_as_launcher(
         if code == ExitCode.USAGE and not run_dir.is_used_for_training:
             remove_created(created)
     return code
+
+
+def _bind(config: RunConfig, resolved: Resolved, environ: dict[str, str]) -> Binding:
+    from drivetrain.launch.binding import Binding, bind
+
+    if resolved.device != "cuda":
+        return Binding()
+    return bind(resolved.nproc_per_node, environ, num_nodes=config.launch.max_nodes, one_gpu_each=True)
 
 
 def _folder(config: RunConfig) -> Path:

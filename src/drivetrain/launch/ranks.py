@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from drivetrain.launch import guardian, proc
+from drivetrain.launch.pinning import pinned
 from drivetrain.spec.errors import InputError
+from drivetrain.spec.job import Pinning
 
 # After SIGKILL only a process stuck in the kernel (a wedged GPU or file server) is still there.
 KILL_WAIT_S = 2.0
@@ -38,6 +40,7 @@ class RankStart:
     environment: Mapping[str, str]
     log: Path
     error_file: Path
+    pinning: Pinning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,14 +230,15 @@ class RankProcesses:
         with log:
             log_start = log.tell()
             try:
-                process = subprocess.Popen(
-                    start.command,
-                    env=dict(start.environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                with pinned(start.pinning):
+                    process = subprocess.Popen(
+                        start.command,
+                        env=dict(start.environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise InputError(
                     f"the program {start.command[0]!r}",

@@ -7,6 +7,14 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pinning:
+    """Where one local rank runs: its CPUs (none: anywhere), and the NUMA node whose memory it takes first."""
+
+    cpus: tuple[int, ...] = ()
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """One job on one or several machines, seen from one of them.
 
@@ -20,6 +28,7 @@ class LaunchRequest:
         max_restarts: how often all ranks may be started anew after a failure.
         folder: where `logs/` and `launch/outcome.json` are written (a run directory).
         environment: variables set for every rank, on top of the launcher's own environment.
+        pinnings: by local rank, where its process runs; empty where ranks run anywhere.
         grace_s: from the first failure, how long the other ranks may take to end before SIGKILL.
     """
 
@@ -36,6 +45,7 @@ class LaunchRequest:
     local_addr: str | None = None
     max_restarts: int = 0
     environment: dict[str, str] = field(default_factory=dict)
+    pinnings: tuple[Pinning, ...] = ()
     grace_s: float = 5.0
     monitor_interval_s: float = 0.1
 

@@ -81,7 +81,11 @@ def _in_order(labels: list[str | None]) -> list[str | None]:
     for at, number in enumerate(numbers):
         before = next((n for n in reversed(numbers[:at]) if n is not None), -1)
         after = next((n for n in numbers[at + 1 :] if n is not None), None)
-        if number is not None and number != at and (number < before or (after is not None and number > after)):
+        if (
+            number is not None
+            and number != at
+            and (number < before or (after is not None and number > after))
+        ):
             checked[at] = None
         if checked[at] is None and before == at - 1 and after == at + 1:
             checked[at] = f"GPU{at}"

@@ -102,6 +102,16 @@ def pcie_link(a: PciDevice, b: PciDevice) -> Link | Unknown:
     return Link(kind="PIX" if num_below <= 2 else "PXB")
 
 
+def active_nics(sys: Path) -> dict[str, str]:
+    """NICs with a port that is up, and its link layer: "InfiniBand" or "Ethernet"."""
+    active: dict[str, str] = {}
+    for port in sorted((sys / "class/infiniband").glob("*/ports/*")):
+        layer = _text(port / "link_layer")
+        if (_text(port / "state") or "").endswith("ACTIVE") and layer is not None:
+            active.setdefault(port.parts[-3], layer)
+    return active
+
+
 def read_nics(sys: Path) -> list[tuple[Nic, PciDevice]]:
     """InfiniBand, RoCE and EFA devices behind PCI, by name."""
     folder = sys / "class/infiniband"

@@ -118,6 +118,31 @@ def order_gpus(topology: Topology, chosen: Sequence[int], degrees: Sequence[int]
     return tuple(itertools.chain(*blocks))
 
 
+def keep_or_order(topology: Topology, chosen: Sequence[int], degrees: Sequence[int]) -> tuple[int, ...]:
+    """`chosen` as it stands if its groups of neighbours are as good as any; else as `order_gpus` says."""
+    ordered = order_gpus(topology, chosen, degrees)
+    if _order_scores(topology, chosen, degrees) >= _order_scores(topology, ordered, degrees):
+        return tuple(chosen)
+    return ordered
+
+
+def _order_scores(topology: Topology, order: Sequence[int], degrees: Sequence[int]) -> list[Score]:
+    """What each level's groups of an order score, innermost first."""
+    numa = numa_groups(topology)
+    blocks: list[Block] = [(gpu,) for gpu in order]
+    scores = []
+    for degree in degrees:
+        groups = [blocks[at : at + degree] for at in range(0, len(blocks), degree)]
+        pairs = [
+            _between(topology, numa, a, b) for group in groups for a, b in itertools.combinations(group, 2)
+        ]
+        scores.append(
+            (min((p[0] for p in pairs), default=0), sum(p[1] for p in pairs), sum(p[2] for p in pairs))
+        )
+        blocks = [tuple(itertools.chain(*group)) for group in groups]
+    return scores
+
+
 def _between(topology: Topology, numa: Mapping[int, str], a: Block, b: Block) -> Score:
     links = [topology.link(x, y) for x in a for y in b]
     orders = [link.order if isinstance(link, Link) else 0 for link in links]
