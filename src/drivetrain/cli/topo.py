@@ -85,7 +85,8 @@ def _read(source: Path | None) -> Topology:
     others = [matrix for matrix in matrices[1:] if matrix.links != matrices[0].links]
     if others:
         sizes = ", ".join(f"{len(matrix.gpus)} GPUs" for matrix in others)
-        say(f"{source} holds {len(others)} other matrices ({sizes}); the fullest that comes first is shown")
+        which = "1 other matrix" if len(others) == 1 else f"{len(others)} other matrices"
+        say(f"{source} holds {which} ({sizes}); shown is the first that is whole")
     return matrices[0]
 
 
