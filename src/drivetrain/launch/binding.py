@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,10 @@ def bind(
         nvml, root: for tests.
     """
     visible = visible_gpus(environ, nvml=nvml)
-    if not isinstance(visible.count, int) or visible.count == 0 or len(visible.uuids) < visible.count:
+    if visible.count == 0:
         return Binding()
+    if not isinstance(visible.count, int):
+        return Binding(lines=(f"ranks are not bound to GPUs: {visible.reason}",))
     try:
         topology = read_nvml(nvml, root)
     except NvmlUnavailableError as error:
@@ -106,31 +108,37 @@ def plan_binding(
     environment = {}
     lines = []
     if order != seen or VISIBLE not in environ:
-        uuids = [str(machine.topology.gpu(index).uuid) for index in order]
-        environment[VISIBLE] = ",".join(uuids)
+        environment[VISIBLE] = ",".join(str(machine.topology.gpu(index).uuid) for index in order)
     if order != seen:
         lines.append(f"{VISIBLE} is reordered so that neighbouring ranks are best linked")
-    nics = _nics(machine, order[:num_ranks], environ, num_nodes)
-    environment.update(nics.environment)
+    gpus = [machine.topology.gpu(index) for index in order[:num_ranks]]
     pinnings: tuple[Pinning, ...] = ()
     if one_gpu_each or num_ranks == len(seen):
-        pinnings = tuple(_pinning(machine, machine.topology.gpu(index)) for index in order[:num_ranks])
+        pinnings = tuple(_pinning(machine, gpu) for gpu in gpus)
     else:
         lines.append(f"CPUs are not bound: a rank may use several of the {len(seen)} visible GPUs")
-    for rank, index in enumerate(order[:num_ranks]):
-        parts = [_gpu_words(machine.topology.gpu(index))]
-        if pinnings:
-            parts += _pinning_words(pinnings[rank])
-        if (nic := nics.nearest.get(index)) is not None:
-            parts.append(f"nearest NIC {nic}")
-        lines.append(f"local rank {rank}: {', '.join(parts)}")
-    lines += nics.lines
-    is_pinned = any(pinning != Pinning() for pinning in pinnings)
+    nics = _nics(machine, order[:num_ranks], environ, num_nodes)
+    lines += [*_rank_lines(gpus, pinnings, nics.nearest), *nics.lines, "(--no-bind: none of this)"]
     return Binding(
-        environment=environment,
-        pinnings=pinnings if is_pinned else (),
-        lines=(*lines, "(--no-bind: none of this)"),
+        environment={**environment, **nics.environment},
+        pinnings=pinnings if any(pinning != Pinning() for pinning in pinnings) else (),
+        lines=tuple(lines),
     )
+
+
+def _rank_lines(
+    gpus: Sequence[GpuNode], pinnings: Sequence[Pinning], nearest_nics: Mapping[int, str]
+) -> list[str]:
+    lines = []
+    for rank, gpu in enumerate(gpus):
+        parts = [
+            f"GPU{gpu.index} ({str(gpu.uuid)[:12]})",
+            *(_pinning_words(pinnings[rank]) if pinnings else ()),
+        ]
+        if gpu.index in nearest_nics:
+            parts.append(f"nearest NIC {nearest_nics[gpu.index]}")
+        lines.append(f"local rank {rank}: {', '.join(parts)}")
+    return lines
 
 
 def _order(topology: Topology, seen: list[int], num_ranks: int) -> list[int]:
@@ -169,11 +177,6 @@ def _pinning(machine: Machine, gpu: GpuNode) -> Pinning:
     return Pinning(
         cpus=tuple(sorted(cpus)) if is_part else (), numa_node=next(iter(numa)) if has_node else None
     )
-
-
-def _gpu_words(gpu: GpuNode) -> str:
-    uuid = gpu.uuid if isinstance(gpu.uuid, str) else ""
-    return f"GPU{gpu.index} ({uuid[:12]})"
 
 
 def _pinning_words(pinning: Pinning) -> list[str]:

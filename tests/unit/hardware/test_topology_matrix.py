@@ -67,6 +67,9 @@ FORMS = {
     "glued heading": EIGHT.replace(
         HEAD, "\t" + "".join(f"GPU{at}" for at in range(8)) + HEAD[HEAD.index("\tNIC0") :]
     ),
+    "a heading whose last word is lost": EIGHT.replace("GPU NUMA ID", "GPU NUMA"),
+    "a heading glued to its columns": EIGHT.replace("NIC3\tCPU", "NIC3CPU"),
+    "a heading with a misspelt column": EIGHT.replace("GPU NUMA ID", "GPU NUMA IB"),
     "affinity glued to the cells": re.sub(r"\t(0-31|32-63)", r"\1", EIGHT),
     "NIC names without their heading": EIGHT.replace("NIC Legend:\n", ""),
 }

@@ -144,6 +144,14 @@ def test_without_gpus_nothing_is_bound_or_said():
     assert bind(2, {}, num_nodes=1, one_gpu_each=True, nvml=none) == Binding()
 
 
+def test_what_stands_in_the_way_is_said():
+    failing = fake(failing={("nvmlDeviceGetCount", None): 999})
+    binding = bind(2, {}, num_nodes=1, one_gpu_each=True, nvml=failing)
+    assert binding.lines == (
+        "ranks are not bound to GPUs: NVML failed while listing GPUs: code 999; 0 device files",
+    )
+
+
 def test_this_machine_is_asked(tmp_path):
     binding = bind(4, {}, num_nodes=1, one_gpu_each=True, nvml=fake(), root=tmp_path)
     assert gpus(binding) == [0, 2, 1, 3]

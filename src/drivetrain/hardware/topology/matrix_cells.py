@@ -25,7 +25,7 @@ _GPU = re.compile(r"GPU\d{1,3}")
 _GLUED_LABELS = re.compile(r"(?:GPU\d{1,3}|NIC\d{1,3}|mlx\d_(?:bond_?)?\d{1,3})+")
 _ONE_LABEL = re.compile(r"GPU\d{1,3}|NIC\d{1,3}|mlx\d_(?:bond_?)?\d{1,3}")
 _OTHER_LABEL = re.compile(r"[A-Za-z][\w.:\-]*\d[\w.:\-]*")
-_COLUMN_HEADS = re.compile(r"GPU\s+NUMA\s+ID|CPU\s*Affinity|NUMA\s*Affinity|\bCPU\b|\bNUMA\b")
+_COLUMN_HEADS = re.compile(r"GPU\s+NUMA(?:\s+ID)?|CPU\s*Affinity|NUMA\s*Affinity|\bCPU\b|\bNUMA\b")
 _HEAD_NAMES = {"GPU": "gpu_numa", "CPU": "cpus", "NUM": "numa"}
 
 
@@ -66,7 +66,7 @@ def read_heading(line: str) -> Heading | None:
     if first is None or _follows_letter(line, first.start()):
         return None
     heads = list(_COLUMN_HEADS.finditer(line, first.start()))
-    damaged = re.search(r"\S+\s+Affinity", line[first.start() :])
+    damaged = re.search(r"\S*(?<!CPU)(?<!NUMA)\s+Affinity", line[first.start() :])
     end = min([head.start() for head in heads], default=len(line))
     if damaged is not None:
         end = min(end, first.start() + damaged.start())

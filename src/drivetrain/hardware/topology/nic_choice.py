@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from drivetrain.hardware.topology.graph import Nic, Topology
 
@@ -13,7 +13,11 @@ def choose_nics(topology: Topology, gpus: Sequence[int]) -> dict[int, Nic | None
     The most GPUs that can have a NIC of their own get one (augmenting paths); the others take the nearest
     that fewest use.
     """
-    choices = {gpu: topology.nearest_nics(gpu)[0] for gpu in gpus}
+    return seat_nics({gpu: topology.nearest_nics(gpu)[0] for gpu in gpus})
+
+
+def seat_nics(choices: Mapping[int, Sequence[Nic]]) -> dict[int, Nic | None]:
+    """`choose_nics`, given each GPU's nearest NICs."""
     owner: dict[Nic, int] = {}
 
     def seat(gpu: int, tried: set[Nic]) -> bool:
@@ -26,11 +30,11 @@ def choose_nics(topology: Topology, gpus: Sequence[int]) -> dict[int, Nic | None
                 return True
         return False
 
-    for gpu in gpus:
+    for gpu in choices:
         seat(gpu, set())
     chosen: dict[int, Nic | None] = {gpu: nic for nic, gpu in owner.items()}
-    for gpu in gpus:
+    for gpu in choices:
         if gpu not in chosen:
             taken = list(chosen.values())
             chosen[gpu] = min(choices[gpu], key=taken.count, default=None)
-    return {gpu: chosen[gpu] for gpu in gpus}
+    return {gpu: chosen[gpu] for gpu in choices}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from drivetrain.hardware.topology.graph import Topology, numa_groups
 from drivetrain.hardware.topology.links import Link
-from drivetrain.hardware.topology.nic_choice import choose_nics
+from drivetrain.hardware.topology.nic_choice import seat_nics
 from drivetrain.spec.unknown import Unknown
 
 MAX_SETS = 200_000
@@ -50,7 +50,7 @@ def best_sets(topology: Topology, size: int, among: Iterable[int] | None = None)
     by_links = _top(sets, [ranking.links(chosen) for chosen in sets])
     by_place = _top(by_links, [ranking.place(chosen) for chosen in by_links])
     best = _top(by_place, [ranking.nics(chosen) for chosen in by_place])
-    num_unsure = sum(isinstance(ranking.slowest(chosen), Unknown) for chosen in sets)
+    num_unsure = sum(ranking.is_unsure(chosen) for chosen in sets) if ranking.has_unknown_links else 0
     return Best(
         size=size,
         sets=tuple(best),
@@ -81,16 +81,23 @@ class _Ranking:
         self._topology = topology
         self._numa = numa_groups(topology)
         self._links: dict[tuple[int, int], Link | Unknown] = dict(topology.links)
+        self._scores = {
+            pair: (link.order, link.weight) if isinstance(link, Link) else (_UNKNOWN_ORDER, 0)
+            for pair, link in topology.links.items()
+        }
         self._nearest = {gpu: topology.nearest_nics(gpu) for gpu in topology.indices}
 
     def links(self, chosen: tuple[int, ...]) -> tuple[int, int]:
         """Order of the slowest link, and the sum of all."""
-        slowest, total = 10**6, 0
-        for pair in itertools.combinations(chosen, 2):
-            link = self._links[pair]
-            slowest = min(slowest, link.order if isinstance(link, Link) else _UNKNOWN_ORDER)
-            total += link.weight if isinstance(link, Link) else 0
-        return slowest, total
+        pairs = [self._scores[pair] for pair in itertools.combinations(chosen, 2)]
+        return min((order for order, _ in pairs), default=0), sum(weight for _, weight in pairs)
+
+    @property
+    def has_unknown_links(self) -> bool:
+        return any(isinstance(link, Unknown) for link in self._links.values())
+
+    def is_unsure(self, chosen: tuple[int, ...]) -> bool:
+        return any(isinstance(self._links[pair], Unknown) for pair in itertools.combinations(chosen, 2))
 
     def place(self, chosen: tuple[int, ...]) -> tuple[int]:
         """Fewest NUMA nodes; a GPU whose node is unknown counts as one more, unless none is known."""
@@ -100,10 +107,12 @@ class _Ranking:
 
     def nics(self, chosen: tuple[int, ...]) -> tuple[int, int, int]:
         """Order of the worst way to a NIC, the sum, and how many GPUs can have a nearest NIC of their own."""
+        if not self._topology.nics:
+            return 0, 0, 0
         ways = [self._nearest[gpu][1] for gpu in chosen]
         orders = [link.order if isinstance(link, Link) else _UNKNOWN_ORDER for link in ways]
-        nics = {nic for nic in choose_nics(self._topology, chosen).values() if nic is not None}
-        return min(orders), sum(orders), len(nics)
+        nics = seat_nics({gpu: self._nearest[gpu][0] for gpu in chosen}).values()
+        return min(orders), sum(orders), len({nic for nic in nics if nic is not None})
 
     def slowest(self, chosen: tuple[int, ...]) -> Link | Unknown | None:
         links = [self._links[pair] for pair in itertools.combinations(chosen, 2)]
@@ -118,7 +127,7 @@ class _Ranking:
 
 def _doubt(ranking: _Ranking, best: Sequence[tuple[int, ...]], num_sets: int, num_unsure: int) -> str:
     """What could make another set as good, or these worse."""
-    if any(isinstance(ranking.slowest(chosen), Unknown) for chosen in best):
+    if num_unsure and any(ranking.is_unsure(chosen) for chosen in best):
         if len(best) == num_sets > 1:
             return "no set can be preferred: the links that tell them apart could not be read"
         return "not all links of these sets could be read; they are the best by what is known"
