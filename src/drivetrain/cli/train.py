@@ -28,6 +28,7 @@ from drivetrain.spec.run_dir import RunDir
 if TYPE_CHECKING:
     from drivetrain.config.resolve import Resolved
     from drivetrain.config.schema import RunConfig
+    from drivetrain.launch.binding import Binding
     from drivetrain.spec.outcome import Outcome
 
 
@@ -52,7 +53,7 @@ def run(arguments: TrainArguments) -> int:
             )
         return _run_as_rank(config, rank_env, environ, notes)
     with leased_gpus(arguments.gpus, is_dry=arguments.dry_run) as variables:
-        return _run_as_launcher(config, environ, notes, variables=variables, is_dry=arguments.dry_run)
+        return _run_as_launcher(config, environ, notes, arguments, variables)
 
 
 command = train_options(run)
@@ -111,27 +112,29 @@ def _run_as_launcher(
     config: RunConfig,
     environ: dict[str, str],
     notes: tuple[str, ...],
-    *,
+    arguments: TrainArguments,
     variables: dict[str, str],
-    is_dry: bool,
 ) -> int:
     """With the lease's `variables` set for the ranks, if there is one."""
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
+    from drivetrain.launch.binding import Binding
     from drivetrain.launch.environment import thread_variables
     from drivetrain.launch.lock import hold_folder
 
     resolved = _resolve(config, {**environ, **variables})
     run_dir = RunDir(_folder(config))
     threads, why_threads = thread_variables(resolved.nproc_per_node, environ)
-    request = _request(config, resolved, run_dir, {**variables, **threads})
+    binding = _bind(config, resolved, {**environ, **variables}) if arguments.is_bound else Binding()
+    request = _request(config, resolved, run_dir, {**variables, **threads, **binding.environment})
+    request = dataclasses.replace(request, pinnings=binding.pinnings)
     _check(config, request, resolved, run_dir)
-    if is_dry:
+    if arguments.dry_run:
         from drivetrain.launch.render import render_command
 
         print(render_command(request), end="")
         return 0
-    for line in (*notes, *filter(None, (why_threads,))):
+    for line in (*notes, *filter(None, (why_threads,)), *binding.lines):
         say(line)
     created = create_folder(run_dir)
     with hold_folder(request) as lock:  # before anything in it is overwritten, or removed
@@ -146,6 +149,14 @@ def _run_as_launcher(
         if code == ExitCode.USAGE and not run_dir.is_used_for_training:
             remove_created(created)
     return code
+
+
+def _bind(config: RunConfig, resolved: Resolved, environ: dict[str, str]) -> Binding:
+    from drivetrain.launch.binding import Binding, bind
+
+    if resolved.device != "cuda":
+        return Binding()
+    return bind(resolved.nproc_per_node, environ, num_nodes=config.launch.max_nodes, one_gpu_each=True)
 
 
 def _folder(config: RunConfig) -> Path:

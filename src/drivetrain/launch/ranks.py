@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from drivetrain.launch import guardian, proc
+from drivetrain.launch.pinning import pinned
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
+from drivetrain.spec.job import Pinning
 
 # Return codes of a rank that is still running, has ended well, or has saved its state as it was asked to.
 _GOOD = (None, ExitCode.DONE, ExitCode.PREEMPTED)
@@ -43,6 +45,7 @@ class RankStart:
     environment: Mapping[str, str]
     log: Path
     error_file: Path
+    pinning: Pinning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,15 +265,16 @@ class RankProcesses:
         with log:
             log_start = log.tell()
             try:
-                process = subprocess.Popen(
-                    start.command,
-                    env=dict(start.environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=self._passed_files,
-                )
+                with pinned(start.pinning):
+                    process = subprocess.Popen(
+                        start.command,
+                        env=dict(start.environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        pass_fds=self._passed_files,
+                    )
             except OSError as error:
                 raise InputError(
                     f"the program {start.command[0]!r}",
