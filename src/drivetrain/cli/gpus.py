@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import Any
 
 import click
 
 from drivetrain.cli.streams import say
+from drivetrain.config.launch_words import duration_s
 from drivetrain.spec.errors import InputError
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -83,8 +82,8 @@ def lease(
 
     expiry = None
     if for_text is not None:
-        for_s = seconds("--for", for_text)
-        expiry = Expiry(for_s=for_s, is_ending=is_ending, grace_s=seconds("--grace", grace))
+        for_s = duration_s(for_text)
+        expiry = Expiry(for_s=for_s, is_ending=is_ending, grace_s=duration_s(grace))
     elif is_ending:
         raise InputError("--end", "when is not said", "give --for, as in --for 4h")
     held = lease_gpus(
@@ -97,17 +96,6 @@ def lease(
     )
     _note(f"leased {held.describe()}")
     return run_leased(held, words, expiry=expiry, note=_note)
-
-
-def seconds(flag: str, text: str) -> float:
-    """`90m`, `1h30m`, `45s` or `2d` in seconds; a mere number is refused, as its unit would be a guess."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
-    total_s = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-    if not parts or "".join(number + unit for number, unit in parts) != text or total_s <= 0:
-        raise InputError(
-            f"{flag} {text}", "it is no length of time", f"write for example {flag} 90m, 4h or 1d12h"
-        )
-    return total_s
 
 
 def _note(text: str) -> None:

@@ -44,6 +44,7 @@ class _Flags:
     no_python: bool
     output: Path | None
     env: tuple[str, ...]
+    no_bind: bool
     dry_run: bool
     script: str
     args: tuple[str, ...]
@@ -87,6 +88,7 @@ class _Flags:
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program, run as it is.")
 @click.option("--output", type=click.Path(path_type=Path), help="Run directory. [runs/SCRIPT-TIME]")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set for every rank; may be repeated.")
+@click.option("--no-bind", is_flag=True, help="Leave the order of GPUs, CPUs and memory to the ranks.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -137,6 +139,7 @@ def _show(text: str) -> None:
 
 def _request(flags: _Flags, variables: dict[str, str]) -> LaunchRequest:
     """Raises InputError for flags that contradict each other."""
+    from drivetrain.launch.binding import Binding, bind
     from drivetrain.launch.environment import launcher_environment, thread_variables
     from drivetrain.spec.job import LaunchRequest
 
@@ -144,8 +147,10 @@ def _request(flags: _Flags, variables: dict[str, str]) -> LaunchRequest:
     environ = {**launcher_environment(), **variables}
     nproc, reason = _num_processes(flags.nproc_per_node, environ)
     environment = _split_environment(flags.env)
-    threads, threads_reason = thread_variables(nproc, {**environ, **environment})
-    for line in filter(None, (reason, threads_reason)):
+    given = {**environ, **environment}
+    threads, threads_reason = thread_variables(nproc, given)
+    binding = Binding() if flags.no_bind else bind(nproc, given, num_nodes=max_nodes, one_gpu_each=False)
+    for line in (*filter(None, (reason, threads_reason)), *binding.lines):
         say(line)
     return LaunchRequest(
         command=_rank_command(flags),
@@ -155,7 +160,8 @@ def _request(flags: _Flags, variables: dict[str, str]) -> LaunchRequest:
         max_nodes=max_nodes,
         max_restarts=flags.max_restarts,
         monitor_interval_s=flags.monitor_interval,
-        environment={**variables, **threads, **environment},
+        environment={**variables, **threads, **environment, **binding.environment},
+        pinnings=binding.pinnings,
         **_meeting_place(flags, max_nodes),
     )
 

@@ -71,6 +71,7 @@ class TrainArguments:
     print_config: bool
     dry_run: bool
     gpus: int | None = None
+    is_bound: bool = True
 
 
 class TrainCommand(click.Command):
@@ -106,6 +107,9 @@ def train_options(function: Any) -> click.Command:
                 ["-j", "nodes_by_processes"], metavar="NxP", help="N machines, P processes on each."
             ),
             gpus_option(),
+            click.Option(
+                ["--no-bind"], is_flag=True, help="Leave GPUs' order, CPUs and memory to the ranks."
+            ),
             click.Option(["--print-config"], is_flag=True, help="Print the whole run file and stop."),
             click.Option(["--dry-run"], is_flag=True, help="Print what would be launched and stop."),
         ],
@@ -134,6 +138,7 @@ def arguments_of(values: Mapping[str, Any], dotted: tuple[Override, ...]) -> Tra
         print_config=values["print_config"],
         dry_run=values["dry_run"],
         gpus=values["gpus"],
+        is_bound=not values["no_bind"],
     )
 
 

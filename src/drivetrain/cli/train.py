@@ -28,6 +28,7 @@ from drivetrain.spec.run_dir import RunDir
 if TYPE_CHECKING:
     from drivetrain.config.resolve import Resolved
     from drivetrain.config.schema import RunConfig
+    from drivetrain.launch.binding import Binding
     from drivetrain.spec.outcome import Outcome
 
 
@@ -56,7 +57,7 @@ def run(arguments: TrainArguments) -> int:
             )
         return _run_as_rank(config, rank_env, environ, notes)
     with leased_gpus(arguments.gpus, is_dry=arguments.dry_run) as variables:
-        return _run_as_launcher(config, environ, notes, variables=variables, is_dry=arguments.dry_run)
+        return _run_as_launcher(config, environ, notes, arguments, variables)
 
 
 command = train_options(run)
@@ -115,33 +116,35 @@ def _run_as_launcher(
     config: RunConfig,
     environ: dict[str, str],
     notes: tuple[str, ...],
-    *,
+    arguments: TrainArguments,
     variables: dict[str, str],
-    is_dry: bool,
 ) -> int:
     """With the lease's `variables` set for the ranks, if there is one."""
     from drivetrain.cli.run_folder import create_folder, remove_created
     from drivetrain.config.dump import write
+    from drivetrain.launch.binding import Binding
     from drivetrain.launch.environment import thread_variables
     from drivetrain.launch.lock import hold_folder
 
     resolved = _resolve(config, {**environ, **variables})
     run_dir = RunDir(_folder(config))
     threads, why_threads = thread_variables(resolved.nproc_per_node, environ)
-    request = _request(config, resolved, run_dir, {**variables, **threads})
+    binding = _bind(config, resolved, {**environ, **variables}) if arguments.is_bound else Binding()
+    request = _request(config, resolved, run_dir, {**variables, **threads, **binding.environment})
+    request = dataclasses.replace(request, pinnings=binding.pinnings)
     _check(config, request, resolved, run_dir)
-    if is_dry:
+    if arguments.dry_run:
         from drivetrain.launch.render import render_command
 
         print(render_command(request), end="")
         return 0
-    for line in (*notes, *filter(None, (why_threads,))):
+    for line in (*notes, *filter(None, (why_threads,)), *binding.lines):
         say(line)
     created = create_folder(run_dir)
     with hold_folder(request) as lock:  # before anything in it is overwritten, or removed
         try:
             write(config, run_dir.asked_config, (*resolved.notes(), *notes))
-            code = _launch(request, run_dir, lock)
+            code = _launch_until_it_fits(request, config.global_batch, run_dir, lock)
         except InputError:  # no rank has started: the port is taken, say
             remove_created(created)
             raise
@@ -150,6 +153,14 @@ def _run_as_launcher(
         if code == ExitCode.USAGE and not run_dir.is_used_for_training:
             remove_created(created)
     return code
+
+
+def _bind(config: RunConfig, resolved: Resolved, environ: dict[str, str]) -> Binding:
+    from drivetrain.launch.binding import Binding, bind
+
+    if resolved.device != "cuda":
+        return Binding()
+    return bind(resolved.nproc_per_node, environ, num_nodes=config.launch.max_nodes, one_gpu_each=True)
 
 
 def _folder(config: RunConfig) -> Path:
@@ -273,7 +284,23 @@ def _with_early_leavers(outcome: Outcome, run_dir: RunDir) -> Outcome:
     return dataclasses.replace(outcome, exit_code=int(ExitCode.FAILED), error=error)
 
 
-def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
+def _launch_until_it_fits(request: LaunchRequest, global_batch: int, run_dir: RunDir, lock: int) -> int:
+    """Launches, and anew each time that a rank runs out of memory and leaves a smaller micro-batch."""
+    from drivetrain.config.fitted_batch import fitted_micro_batch
+
+    while True:
+        before = fitted_micro_batch(run_dir)
+        outcome = _launch(request, run_dir, lock)
+        fitted = fitted_micro_batch(run_dir)
+        if fitted == before or outcome.earliest_failure is None or not request.is_single_node:
+            return outcome.exit_code
+        say(
+            f"rank {outcome.earliest_failure.rank} ran out of memory: starting anew with micro-batches of at"
+            f" most {fitted}; the global batch stays {global_batch} (micro_batch: auto)"
+        )
+
+
+def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> Outcome:
     """Runs the ranks with the live display; ends with what to look at or, last, with why it failed."""
     from drivetrain.launch.describe import describe_failure
     from drivetrain.launch.torchrun import launch
@@ -293,4 +320,4 @@ def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> int:
         show(summarise(run_dir, outcome), what="the summary")
     if problem := describe_failure(outcome):
         say(problem)
-    return outcome.exit_code
+    return outcome

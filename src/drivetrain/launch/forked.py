@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 from drivetrain.launch import guardian, proc
 from drivetrain.launch.forkserver import receive, send
+from drivetrain.spec.job import Pinning
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 # Importing everything takes 3 s on a quiet machine, and tens of seconds on a busy one. A rank that is started
@@ -141,7 +143,9 @@ class RankForker:
         else:
             self._is_ready = True
 
-    def fork(self, command: Sequence[str], environment: Mapping[str, str], log: int) -> AdoptedProcess:
+    def fork(
+        self, command: Sequence[str], environment: Mapping[str, str], log: int, pinning: Pinning | None
+    ) -> AdoptedProcess:
         """Forks one rank, in a session of its own, with its output in `log`.
 
         Raises:
@@ -153,7 +157,12 @@ class RankForker:
             raise NotForkedError(
                 "variables that libraries read when they are loaded are others for this rank"
             )
-        message = {"module": command[3], "arguments": list(command[4:]), "environment": dict(environment)}
+        message = {
+            "module": command[3],
+            "arguments": list(command[4:]),
+            "environment": dict(environment),
+            "pinning": None if pinning is None else dataclasses.asdict(pinning),
+        }
         with self._lock:
             if not self._is_ready or self._channel is None:
                 raise NotForkedError(self.problem or "no forkserver is ready")

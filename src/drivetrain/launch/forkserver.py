@@ -28,6 +28,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from drivetrain.launch.pinning import pin
+from drivetrain.spec.job import Pinning
+
 HEADER_BYTES = 8
 _PREFIX_OF_POOLS = ("torch._inductor.async_compile", "torch._inductor.compile_worker")
 # A scheduler sends these to every process of a job step; they are meant for the ranks and their launcher.
@@ -133,6 +136,8 @@ def _become_rank(request: dict[str, Any], files: list[int], handlers: dict[signa
         signal.signal(signum, handler)
     os.environ.clear()
     os.environ.update(request["environment"])
+    if request["pinning"] is not None:
+        pin(Pinning(cpus=tuple(request["pinning"]["cpus"]), numa_node=request["pinning"]["numa_node"]))
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # else all ranks would draw the same where nobody sets a seed

@@ -18,8 +18,10 @@ from pathlib import Path
 from drivetrain.launch import guardian, proc
 from drivetrain.launch.forked import AdoptedProcess, NotForkedError, RankForker
 from drivetrain.launch.guarded import Guarded
+from drivetrain.launch.pinning import pinned
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
+from drivetrain.spec.job import Pinning
 
 # Return codes of a rank that is still running, has ended well, or has saved its state as it was asked to.
 _GOOD = (None, ExitCode.DONE, ExitCode.PREEMPTED)
@@ -43,6 +45,7 @@ class RankStart:
     environment: Mapping[str, str]
     log: Path
     error_file: Path
+    pinning: Pinning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,19 +295,20 @@ class RankProcesses:
     def _new_process(self, start: RankStart, log: int) -> subprocess.Popen[bytes] | AdoptedProcess:
         if self._forker is not None:
             try:
-                return self._forker.fork(start.command, start.environment, log)
+                return self._forker.fork(start.command, start.environment, log, start.pinning)
             except NotForkedError:
                 pass  # the usual way, which only takes longer
         try:
-            return subprocess.Popen(
-                start.command,
-                env=dict(start.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=self._passed_files,
-            )
+            with pinned(start.pinning):
+                return subprocess.Popen(
+                    start.command,
+                    env=dict(start.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=self._passed_files,
+                )
         except OSError as error:
             raise InputError(
                 f"the program {start.command[0]!r}",

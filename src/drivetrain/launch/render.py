@@ -47,7 +47,10 @@ def render_command(request: LaunchRequest, *, hide_secrets: bool = False) -> str
         log = shlex.quote(str(run.logs)) + f'/rank-"$(printf %05d {variables["RANK"]})".log'
         if variables["RANK"].isdigit():
             log = shlex.quote(str(run.log(int(variables["RANK"]))))
-        lines.append(f"env {' '.join(words)} </dev/null >>{log} 2>&1 &")
+        pin = ""
+        if request.pinnings and (cpus := request.pinnings[local_rank].cpus):
+            pin = f"taskset -c {','.join(map(str, cpus))} "
+        lines.append(f"{pin}env {' '.join(words)} </dev/null >>{log} 2>&1 &")
     return "\n".join([*lines, "wait", ""])
 
 

@@ -210,6 +210,7 @@ class _Job:
 
     def _start_ranks(self, places: list[Place]) -> None:
         own = launcher_environment()
+        pinnings = self._request.pinnings
         starts = []
         for place in places:
             error_file = self._record.errors / f"attempt-{place.attempt}" / f"rank-{place.rank:05d}.json"
@@ -226,6 +227,7 @@ class _Job:
                     environment=variables,
                     log=self._record.run.log(place.rank),
                     error_file=error_file,
+                    pinning=pinnings[place.local_rank] if pinnings else None,
                 )
             )
         self._follow_first_rank(starts[0])

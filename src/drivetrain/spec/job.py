@@ -10,6 +10,14 @@ DEADLINE_VARIABLE = "DRIVETRAIN_DEADLINE"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pinning:
+    """Where one local rank runs: its CPUs (none: anywhere), and the NUMA node whose memory it takes first."""
+
+    cpus: tuple[int, ...] = ()
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """One job on one or several machines, seen from one of them.
 
@@ -23,6 +31,7 @@ class LaunchRequest:
         max_restarts: how often all ranks may be started anew after a failure.
         folder: where `logs/` and `launch/outcome.json` are written (a run directory).
         environment: variables set for every rank, on top of the launcher's own environment.
+        pinnings: by local rank, where its process runs; empty where ranks run anywhere.
         grace_s: from the first failure, how long the other ranks may take to end before SIGKILL.
         failure_grace_s: the same where others are known to have nothing to save after a failure; None takes
             `grace_s`.
@@ -45,6 +54,7 @@ class LaunchRequest:
     local_addr: str | None = None
     max_restarts: int = 0
     environment: dict[str, str] = field(default_factory=dict)
+    pinnings: tuple[Pinning, ...] = ()
     grace_s: float = 5.0
     failure_grace_s: float | None = None
     imports: Path | None = None

@@ -12,12 +12,14 @@ import torch
 
 from drivetrain.config import advice
 from drivetrain.config.dump import write
+from drivetrain.config.fitted_batch import fitted_micro_batch
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.labels import CheckedLabels
 from drivetrain.data.stream import check_map_style
 from drivetrain.engine.optimizers import OptimizerSpec, Schedule
 from drivetrain.engine.settings import CheckpointPolicy, RunSettings
 from drivetrain.engine.state import TrainState
+from drivetrain.spec.run_dir import RunDir
 from drivetrain.telemetry.sinks.table import SinkRequest, open_sinks
 from drivetrain.train.run import Run
 from drivetrain.train.task import Task
@@ -200,7 +202,7 @@ def run_settings(
         pipeline_stages_per_rank=_number(config.pipeline.stages_per_rank),
         activation_checkpointing=config.activation_checkpointing,
         global_batch=config.global_batch,
-        micro_batch=_number(config.micro_batch),
+        micro_batch=_micro_batch(config, output),
         seed=config.seed,
         device=config.device,
         precision=config.precision,
@@ -220,6 +222,12 @@ def run_settings(
         on_bad_sample=config.data.on_bad_sample,
         timeout_s=config.timeout_s,
     )
+
+
+def _micro_batch(config: RunConfig, output: Path | None) -> int | None:
+    if config.micro_batch != "auto":
+        return config.micro_batch
+    return fitted_micro_batch(RunDir(output)) if output is not None else None
 
 
 def _number(value: int | Literal["auto"]) -> int | None:
@@ -249,6 +257,8 @@ def _total_steps(config: RunConfig, num_samples: int) -> int:
 def _compiles(config: RunConfig, total_steps: int) -> bool:
     if config.compile != "auto":
         return config.compile
+    if config.strategy == "data_parallel":
+        return False  # it cannot be
     return config.device != "cpu" and torch.cuda.is_available() and total_steps >= _COMPILE_REPAYS_AFTER_STEPS
 
 

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain.config.fitted_batch import note_smaller
 from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.run_dir import RunDir
@@ -47,10 +48,18 @@ def run_worker(config: RunConfig, run_dir: Path) -> int:
         sys.stderr.write(f"{text}{what}\n")
         return ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 - this is the process's outermost frame
+        if trainer is not None and config.micro_batch == "auto" and _is_out_of_memory(error):
+            note_smaller(RunDir(run_dir), trainer.run.plan.micro_batch)
         text = "".join(traceback.format_exception(error))
         _report(error, text)
         sys.stderr.write(text)
         return ExitCode.FAILED
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    from torch import OutOfMemoryError
+
+    return isinstance(error, OutOfMemoryError)
 
 
 def _report(error: BaseException, text: str) -> None:

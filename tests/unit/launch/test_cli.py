@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from drivetrain.cli.launch import command
+from drivetrain.launch.binding import Binding
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.unknown import Unknown
 
@@ -25,6 +26,7 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> dict[str, Found]:
     found = {"gpus": Found(0), "cpus": Found(8)}
     monkeypatch.setattr("drivetrain.hardware.gpus.visible_gpus", lambda environ: found["gpus"])
     monkeypatch.setattr("drivetrain.hardware.cpu.usable_cpus", lambda: found["cpus"])
+    monkeypatch.setattr("drivetrain.launch.binding.bind", lambda *_, **__: Binding(lines=("bound",)))
     for name in ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -167,3 +169,8 @@ def test_the_default_folder_is_named_after_the_script(monkeypatch: pytest.Monkey
 def test_one_machine_with_a_rendezvous_needs_none() -> None:
     text: Any = dry("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "train")
     assert "local rendezvous" in text
+
+
+def test_what_was_bound_is_said_unless_it_is_turned_off() -> None:
+    assert "bound" in run("--dry-run", "--no-python", "true").stderr.splitlines()
+    assert "bound" not in run("--dry-run", "--no-bind", "--no-python", "true").stderr.splitlines()

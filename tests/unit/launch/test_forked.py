@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.launch.ranks import RankProcesses, RankStart
+from drivetrain.spec.job import Pinning
 
 RANK = """
 import os, signal, sys, json
@@ -20,7 +21,7 @@ facts = {
     "only": sorted(name for name in os.environ if name.startswith("RANK_")), "name": __name__,
     "stdin": sys.stdin.read(), "term": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
     "int": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "had": "decimal" in sys.modules,
-    "server": "drivetrain.launch.forkserver" in " ".join(open("/proc/self/cmdline").read().split(chr(0))),
+    "cpus": sorted(os.sched_getaffinity(0)), "server": "drivetrain.launch.forkserver" in " ".join(open("/proc/self/cmdline").read().split(chr(0))),
 }
 print(json.dumps(facts))
 if sys.argv[1] == "raise":
@@ -58,6 +59,7 @@ def start(ranks: RankProcesses, folder: Path, *words: str, **variables: str) -> 
             command=(sys.executable, "-u", "-m", "my_rank", word),
             environment={**environment(folder), "RANK_ID": str(rank), **variables},
             log=folder / f"{rank}.log",
+            pinning=Pinning(cpus=(min(os.sched_getaffinity(0)),)),
             error_file=folder / f"{rank}.json",
         )
         for rank, word in enumerate(words)
@@ -108,6 +110,7 @@ def test_forked_ranks_are_as_if_they_had_been_started(ranks: RankProcesses, tmp_
             assert (told["only"], told["stdin"], told["name"]) == (["RANK_ID"], "", "__main__")
             assert (told["args"], told["term"], told["int"]) == ([words[rank]], True, True)
             assert (told["had"], told["server"]) == (True, True)
+            assert told["cpus"] == [min(os.sched_getaffinity(0))]
         assert ranks.are_forked
         if words[-1] == "wait":
             os.kill(ranks.pids()[1], signal.SIGKILL)

@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from drivetrain.hardware.leases.by_wiring import choose_by_wiring
 from drivetrain.hardware.leases.error import LeaseError
 from drivetrain.hardware.leases.folder import lease_folder
 from drivetrain.hardware.leases.holder import Holder
 from drivetrain.hardware.leases.inherited import inherited_files
 from drivetrain.hardware.leases.pool import read_pool, too_few, used_outside
-from drivetrain.hardware.leases.take import Choose, Lease, Wish, lowest_indices, take
+from drivetrain.hardware.leases.take import Choose, Lease, Wish, take
 from drivetrain.hardware.nvml import NvmlError, open_nvml
 from drivetrain.hardware.processes import user_name
 from drivetrain.spec.errors import InputError
@@ -27,7 +28,7 @@ def lease_gpus(
     job: str | None = None,
     is_waiting: bool = False,
     how_to_wait: str = "--wait",
-    choose: Choose = lowest_indices,
+    choose: Choose | None = None,
     note: Callable[[str], None] = lambda _: None,
     module: Any = None,
 ) -> Lease:
@@ -39,7 +40,7 @@ def lease_gpus(
         job: the run or job that it is for; None takes Slurm's from `environ`.
         is_waiting: wait in line, without a limit, rather than fail where too few are free.
         how_to_wait: what the user is told to write for that.
-        choose: which of the free ones; placement by topology goes here.
+        choose: which of the free ones; None takes the best-linked.
         note: gets lines about the wait.
         module: what to ask in nvidia-ml-py's place, for tests.
 
@@ -71,7 +72,7 @@ def lease_gpus(
                 pool,
                 lease_folder(environ),
                 used_outside=lambda gpu: used_outside(nvml, gpu),
-                choose=choose,
+                choose=choose or choose_by_wiring(module),
                 is_waiting=is_waiting,
                 how_to_wait=how_to_wait,
                 note=note,
