@@ -199,6 +199,19 @@ class RankProcesses:
             return True
 
     @property
+    def is_running(self) -> bool:
+        with self._changed:
+            return bool(self._alive())
+
+    @property
+    def have_saved(self) -> bool:
+        """Whether the ranks of the current attempt have ended as they do when they were asked to stop, some
+        perhaps at their own end."""
+        with self._changed:
+            codes = {item.returncode for item in self._running}
+            return ExitCode.PREEMPTED in codes and codes <= {ExitCode.PREEMPTED, ExitCode.DONE}
+
+    @property
     def any_failed(self) -> bool:
         with self._changed:
             return self._any_failed()
@@ -219,11 +232,16 @@ class RankProcesses:
             self._changed.notify_all()
 
     def ask_to_stop(self, signum: int, *, grace_s: float) -> None:
-        """Passes `signum` on to ranks that save their state when they get it, each as soon as it listens, and
-        forbids further starts. They have `grace_s` to leave; then `interrupt`'s way is gone. Returns at once.
-        """
+        """As `ask_to_leave`, and forbids further starts."""
         with self._changed:
             self._interrupted = signum
+        self.ask_to_leave(signum, grace_s=grace_s)
+
+    def ask_to_leave(self, signum: int, *, grace_s: float) -> None:
+        """Passes `signum` on to ranks that save their state when they get it, each as soon as it listens.
+        They have `grace_s` to leave; then `interrupt`'s way is gone. Returns at once.
+        """
+        with self._changed:
             waiting = self._alive()
             self._changed.notify_all()
         threading.Thread(
@@ -402,4 +420,6 @@ def log_not_writable(log: Path, error: OSError) -> InputError:
 
 def _separator(attempt: int, attempts: int) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"\n===== drivetrain launch: attempt {attempt + 1} of {attempts}, {when} =====\n"
+    # Where machines come and go there are more starts than those that a failure made necessary.
+    which = f"attempt {attempt + 1} of {attempts}" if attempt < attempts else f"start {attempt + 1}"
+    return f"\n===== drivetrain launch: {which}, {when} =====\n"
