@@ -7,14 +7,8 @@ import datetime
 from drivetrain.launch.failures import signal_name
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.outcome import Outcome, RankOutcome
-from drivetrain.spec.restart import Restart, Why
+from drivetrain.spec.restart import Restart
 
-_CAUSES = {
-    Why.FAILED: "after a rank failed",
-    Why.LOST: "without a machine that is gone",
-    Why.LEFT: "without a machine that was told to stop, all state saved",
-    Why.JOINED: "with a machine that has joined, all state saved",
-}
 _INPUT_ERROR = ("drivetrain.spec.errors.InputError: ", "InputError: ")
 
 
@@ -42,17 +36,11 @@ def describe_failure(outcome: Outcome) -> str:
 
 def describe_restart(restart: Restart) -> str:
     """Said when ranks have been started anew."""
-    if restart.why is Why.FAILED and restart.rank is not None:
-        name = signal_name(restart.signal) if restart.signal is not None else ""
-        how = f"was killed by {name}" if name else f"failed with exit code {restart.exit_code}"
-        cause = f"after rank {restart.rank} {how}"
-    else:
-        cause = _CAUSES[restart.why]
     ranks = f"{restart.world_size} ranks"
     if restart.world_size != restart.world_size_before:
         ranks = f"{restart.world_size_before} → {ranks}"
     seconds = max(0.0, restart.started_wall_s - restart.noticed_wall_s)
-    return f"restarted {cause}: {ranks}, started {seconds:.1f} s later"
+    return f"restarted {restart.cause}: {ranks}, started {seconds:.1f} s later"
 
 
 def _input_error(first: RankOutcome) -> str | None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from signal import Signals
 from typing import Any
 
 
@@ -16,6 +17,14 @@ class Why(StrEnum):
     LOST = "lost"  # a machine is gone
     LEFT = "left"  # a machine was told to stop, and its ranks have saved with all others
     JOINED = "joined"  # a machine waits to take part; all ranks have saved before
+
+
+_CAUSES = {
+    Why.FAILED: "after a rank failed",
+    Why.LOST: "without a machine that is gone",
+    Why.LEFT: "without a machine that was told to stop, all state saved",
+    Why.JOINED: "with a machine that has joined, all state saved",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,19 @@ class Restart:
     formed_wall_s: float
     started_wall_s: float
     is_forked: bool
+
+    @property
+    def cause(self) -> str:
+        """As it goes on after "restarted"."""
+        if self.why is not Why.FAILED or self.rank is None:
+            return _CAUSES[self.why]
+        if self.signal is None:
+            return f"after rank {self.rank} failed with exit code {self.exit_code}"
+        try:
+            name = Signals(self.signal).name
+        except ValueError:
+            name = f"signal {self.signal}"
+        return f"after rank {self.rank} was killed by {name}"
 
     def to_line(self) -> str:
         return json.dumps(dataclasses.asdict(self))
