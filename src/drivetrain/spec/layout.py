@@ -38,7 +38,8 @@ class Layout:
         dp_replicate: groups of ranks that hold the same weights and see different samples.
         dp_shard: ranks that share one copy of weights and optimizer state, and see different samples.
         tp: ranks that share each layer's matrices, and see the same samples.
-        pp: stages of a pipeline.
+        pp: places of a pipeline, each with one stage or several.
+        folds: whether the stages run to the last place and back again, so that the last is at the first.
     """
 
     strategy: str
@@ -46,6 +47,7 @@ class Layout:
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    folds: bool = False
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -75,9 +77,9 @@ class Layout:
 
     def is_counted(self, rank: int) -> bool:
         """Whether the samples of `rank` are counted by it: of ranks that see the same samples one is, the
-        first of its tensor group in the last stage, where the loss is."""
+        first of its tensor group that has the last stage, where the loss is."""
         place = self.place(rank)
-        return place["tp"] == 0 and place["pp"] == self.pp - 1
+        return place["tp"] == 0 and place["pp"] == (0 if self.folds else self.pp - 1)
 
     def describe(self) -> str:
         """The axes that are more than 1, as a user writes them."""
