@@ -59,6 +59,7 @@ def save_checkpoint(
         tensors = tensors_of(state) | own_buffers
         sums = _on_all_ranks(world, f"save {final}", lambda: _write_part(world, unfinished, tensors))
     merged = {name: entry for part in sums for name, entry in part.items()}
+    options = _options_elsewhere(state, world)
 
     def finish() -> None:
         document = {
@@ -68,6 +69,7 @@ def save_checkpoint(
             **facts,
             **scalars_of(state),
         }
+        document["optimizer_options"] |= options
         files.write_durably(unfinished / files.STATE, json.dumps(document, indent=1))
         names = [files.STATE, ".metadata"]
         files.complete(unfinished, final, merged | files.sums_of(unfinished, names))
@@ -77,6 +79,14 @@ def save_checkpoint(
     _on_first_rank(world, f"save {final}", finish)
     num_bytes = sum(int(str(entry["bytes"])) for entry in merged.values())
     return Saved(path=final, step=state.step, num_bytes=num_bytes, seconds=time.monotonic() - started)
+
+
+def _options_elsewhere(state: TrainState, world: World) -> dict[str, Any]:
+    """The optimizer's options of all parameters, where each rank has only some. Called by all ranks."""
+    if state.replicas is None:
+        return {}
+    parts = world.gather(scalars_of(state)["optimizer_options"])
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _prepare(run_dir: RunDir, unfinished: Path) -> None:
