@@ -34,8 +34,8 @@ class Cut:
 
     Attributes:
         layers: names of modules, in the order in which they compute; each is called with `hidden` alone.
-        first, last: names of the modules and parameters that `before` and `after` use. Every parameter belongs
-            to a layer, to `first` or to `last`; tied ones may belong to several.
+        first, last: names of the modules and parameters that `before` and `after` use. Every name of a
+            parameter belongs to one of layers, `first` and `last`.
         before, after: methods of the model. Inputs that are a dict are passed by name, `hidden` taking the
             place of the first.
     """
@@ -68,8 +68,8 @@ def plan_stages(module: nn.Module, cut: Cut, num_stages: int) -> tuple[StagePart
     """Spreads the layers of a model over stages so that the costliest costs least.
 
     A part's cost is the number of its parameters: in networks of matrix products, what it computes for one
-    token or patch. A table that is only looked up (nn.Embedding before the layers) costs nothing; a head costs
-    its matrix, so that the last stage of a language model has fewer layers. Convolutions on images that
+    token or patch. A table that is only looked up (nn.Embedding before the layers) costs nothing; a head
+    costs its matrix, so that the last stage of a language model has fewer layers. Convolutions on images that
     shrink cost more than this says.
 
     Raises:

@@ -58,7 +58,9 @@ def _flat(module: nn.Sequential, prefix: str = "") -> Iterable[str]:
 def _check(module: nn.Module, cut: Cut, asked: str) -> None:
     missing = [name for name in cut.parts if not _has(module, name)]
     if missing:
-        raise InputError(asked, f"its cut names {missing[0]}, which it does not have", "correct pipeline_cut()")
+        raise InputError(
+            asked, f"its cut names {missing[0]}, which it does not have", "correct pipeline_cut()"
+        )
     owners = {
         name: sum(belongs(name, part) for part in cut.parts)
         for name, _ in module.named_parameters(remove_duplicate=False)

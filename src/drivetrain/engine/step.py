@@ -128,8 +128,8 @@ class StepScope:
             yield micro
 
     def seed_random(self, micro_batch: int, *, stage: int = 0) -> None:
-        """Seeds what draws in a forward (dropout): the same for a step however the run came to it, another for
-        each micro-batch, data rank and stage of a pipeline."""
+        """Seeds what draws in a forward (dropout): the same for a step however the run came to it, another
+        for each micro-batch, data rank and stage of a pipeline."""
         context = self._context
         data_rank = context.layout.data_rank(context.world.rank)
         stages = (stage,) if stage else ()

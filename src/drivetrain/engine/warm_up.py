@@ -81,7 +81,9 @@ def _refuse_a_mean(
         # The same forward passes on every rank, whatever its share: in some strategies they communicate.
         with strategy.evaluation(state) as forward:
             outputs = [forward(objective.inputs(part)) for part in parts]
-        losses = [objective.loss(o, part) for o, part in zip(outputs, parts, strict=True)] if is_counted else []
+        losses = (
+            [objective.loss(o, part) for o, part in zip(outputs, parts, strict=True)] if is_counted else []
+        )
     found = _mean_found(losses) if micro.size >= 2 and micro.num_valid == micro.size else None
     found = next((text for text in world.gather(found) if text is not None), None)
     if found is not None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from drivetrain.spec.errors import InputError
 
@@ -113,7 +114,7 @@ def plan_layout(strategy: str, world_size: int, mesh: Mapping[str, int] | None =
     open_axes = [axis for axis, degree in mesh.items() if degree == REST]
     if len(open_axes) > 1:
         raise InputError(asked, f"{' and '.join(open_axes)} are both -1", "only one can take the rest")
-    fixed = {axis: degree for axis, degree in mesh.items() if degree != REST}
+    fixed: dict[str, Any] = {axis: degree for axis, degree in mesh.items() if degree != REST}
     own_axis = next((axis for axis in own_axes if axis not in fixed), own_axes[-1] if own_axes else "")
     rest_axis = open_axes[0] if open_axes else own_axis
     taken = math.prod(fixed.values())

@@ -36,15 +36,15 @@ from drivetrain.spec.parts import StepPart
 
 
 class Pipeline:
-    """The model is cut into stages (`engine/stages.py`), of which each rank along the mesh's axis `pp` has one
-    or, by the schedule, several; ranks along the data axes have the same stages and see other samples.
+    """The model is cut into stages (`engine/stages.py`), of which each rank along the mesh's axis `pp` has
+    one or, by the schedule, several; ranks along the data axes have the same stages and see other samples.
 
     - The rank's module is the whole model without the layers of others, under the whole model's names:
       optimizer, average, checkpoints and exports see nothing else.
     - Only rank 0 ever holds the whole model, on the CPU; the weights are those of any other strategy.
     - Along `dp_shard` weights, gradients and optimizer state are kept in parts and gathered for a step.
-    - A weight that is tied over stages (embedding and head) lives in each, and its gradients are summed; where
-      the pipeline folds, its two ends are on one rank and it is tied as in the whole model.
+    - A weight that is tied over stages (embedding and head) lives in each, and its gradients are summed;
+      where the pipeline folds, its two ends are on one rank and it is tied as in the whole model.
     - Gradients are reduced after the last micro-batch.
     """
 

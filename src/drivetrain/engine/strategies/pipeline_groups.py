@@ -22,7 +22,7 @@ class Groups:
     Attributes:
         stages: the ranks of its pipeline, by place.
         hosts: the same ranks, over gloo, for words about tensors.
-        replicas: the ranks that hold the same stages and see other samples; itself alone where there are none.
+        replicas: the ranks that hold the same stages and see other samples, itself among them.
         mesh: the replicas by data axes, where weights are sharded over them; else None.
     """
 
@@ -83,6 +83,7 @@ def _one_of(
     for row in rows:
         group = dist.new_group(row, timeout=timeout, backend=backend)
         if rank in row:
+            assert isinstance(group, dist.ProcessGroup)
             mine = group
     return mine
 

@@ -17,8 +17,8 @@ def stages_per_rank(settings: RunSettings) -> int:
 
 
 def place_of(stage: int, num_places: int, schedule: PipelineSchedule) -> int:
-    """Where in the pipeline a stage is held: in turn, and for zero bubbles there and back again (a V), so that
-    the first rank has the first stage and the last."""
+    """Where in the pipeline a stage is held: in turn, and for zero bubbles there and back again (a V), so
+    that the first rank has the first stage and the last."""
     if schedule == "zero_bubble":
         return stage if stage < num_places else 2 * num_places - 1 - stage
     return stage % num_places
@@ -73,7 +73,11 @@ def _too_few_micro_batches(settings: RunSettings, layout: Layout) -> list[str]:
         return []
     share = -(-settings.global_batch // layout.num_data_ranks)
     sizes = range(1, share + 1)
-    good = {n: size for size in sizes if _fits(schedule, n := _num_micro_batches(settings, layout, size), layout.pp)}
+    good = {
+        n: size
+        for size in sizes
+        if _fits(schedule, n := _num_micro_batches(settings, layout, size), layout.pp)
+    }
     nearest = min(good, key=lambda n: abs(n - num), default=None)
     needs = {
         "1f1b": f"at least as many as stages, {layout.pp}",
@@ -81,7 +85,9 @@ def _too_few_micro_batches(settings: RunSettings, layout: Layout) -> list[str]:
     }[schedule]
     what = f"pipeline.schedule {schedule} with {num} micro-batches a step: it needs {needs}"
     if nearest is None:
-        return [f"{what}, and a rank's share is {share} samples; use schedule gpipe, or a larger global batch"]
+        return [
+            f"{what}, and a rank's share is {share} samples; use schedule gpipe, or a larger global batch"
+        ]
     return [f"{what}; --micro-batch {good[nearest]} makes it {nearest}"]
 
 

@@ -46,7 +46,13 @@ class TrainingLine:
     """
 
     def __init__(
-        self, line: Line, forward: ForwardLine, schedule: PipelineSchedule, *, num_stages: int, micro_batch: int
+        self,
+        line: Line,
+        forward: ForwardLine,
+        schedule: PipelineSchedule,
+        *,
+        num_stages: int,
+        micro_batch: int,
     ) -> None:
         self._line = line
         self._forward = forward
@@ -90,9 +96,10 @@ class TrainingLine:
     def _prepare(self, objective: Objective, micro_batches: Sequence[MicroBatch]) -> None:
         shapes = {signature(micro.data) for micro in micro_batches}
         if len(shapes) > 1:
+            different = " and ".join(str([size for size, _ in shape]) for shape in sorted(shapes, key=str))
             raise InputError(
                 "strategy pipeline",
-                f"the micro-batches of one step have different shapes: {' and '.join(map(str, sorted(shapes)))}",
+                f"the micro-batches of one step have different shapes: {different}",
                 "give all samples one shape, or use another strategy",
             )
         if (shapes, len(micro_batches)) == self._ready_for:
@@ -119,10 +126,9 @@ class TrainingLine:
     def _schedule(self, num_micro_batches: int) -> Any:
         # The loss is scaled before the backward; the schedule would divide by the number of micro-batches.
         options: dict[str, Any] = {"loss_fn": _already_a_loss, "scale_grads": False}
-        if self._kind == "interleaved":
-            return ScheduleInterleaved1F1B(self._chunks, num_micro_batches, **options)
-        if self._kind == "zero_bubble":
-            return ScheduleZBVZeroBubble(self._chunks, num_micro_batches, **options)
+        if self._kind in ("interleaved", "zero_bubble"):
+            several = ScheduleInterleaved1F1B if self._kind == "interleaved" else ScheduleZBVZeroBubble
+            return several([*self._chunks], num_micro_batches, **options)
         (chunk,) = self._chunks
         kind = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
         return kind(chunk, num_micro_batches, **options)
@@ -197,7 +203,7 @@ class _StageModule(nn.Module):
         self.feed: Feed | None = None
         self.micro_batch = 0
 
-    def parameters(self, recurse: bool = True) -> Any:  # noqa: ARG002 - torch's signature
+    def parameters(self, recurse: bool = True) -> Any:
         """Those of all stages of this rank: the schedule looks for gradients among them."""
         return self._stage[0].module.parameters()
 
@@ -226,5 +232,5 @@ class _Contiguous(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
         return gradient.contiguous()

@@ -207,7 +207,7 @@ def _average(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat, group=group)
         flat /= dist.get_world_size(group)
-        for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+        for gradient, mean in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 
 

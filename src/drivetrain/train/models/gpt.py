@@ -117,8 +117,8 @@ class Gpt(nn.Module):
         """Draws all weights anew: normal with deviation 0.02, norms 1; what is added to the residual stream
         is drawn smaller by √(2 · layers), as that many terms add up (Radford et al. 2019, GPT-2, 2.3).
 
-        Each parameter has a generator of its own, keyed by the seed and its name, on the CPU: a shard (DTensor)
-        and a whole model get the same numbers, wherever they are. No rank communicates.
+        Each parameter has a generator of its own, keyed by the seed and its name, on the CPU: a shard
+        (DTensor) and a whole model get the same numbers, wherever they are. No rank communicates.
 
         Args:
             seed: None takes that of the last `torch.manual_seed`.
