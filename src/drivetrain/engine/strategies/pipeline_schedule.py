@@ -96,7 +96,9 @@ class TrainingLine:
     def _prepare(self, objective: Objective, micro_batches: Sequence[MicroBatch]) -> None:
         shapes = {signature(micro.data) for micro in micro_batches}
         if len(shapes) > 1:
-            different = " and ".join(str([size for size, _ in shape]) for shape in sorted(shapes, key=str))
+            different = " and ".join(
+                ", ".join(str(size) for size, _ in part) for part in sorted(shapes, key=str)
+            )
             raise InputError(
                 "strategy pipeline",
                 f"the micro-batches of one step have different shapes: {different}",
