@@ -72,7 +72,7 @@ def _too_few_micro_batches(settings: RunSettings, layout: Layout) -> list[str]:
     if _fits(schedule, num, layout.pp):
         return []
     share = -(-settings.global_batch // layout.num_data_ranks)
-    sizes = range(1, share + 1)
+    sizes = range(share, 0, -1)  # of sizes that make as many, the least stays
     good = {
         n: size
         for size in sizes
