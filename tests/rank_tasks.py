@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import drivetrain as dt
+from drivetrain.engine.stages import Cut
 from drivetrain.train.language import language_objective, sequence_losses
 from drivetrain.train.models.gpt import Gpt
 from drivetrain.train.models.gpt_config import GptConfig
@@ -94,11 +95,23 @@ class Net(nn.Module):
         self.unused = nn.Linear(3, 3) if unused else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.conv(x))).flatten(1)
-        x = torch.relu(self.dropout(self.hidden(x)))
+        x = self.begin(x)
         for residual in self.residuals:
             x = residual(x)
         return self.head(x)
+
+    def begin(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return torch.relu(self.dropout(self.hidden(x)))
+
+    def pipeline_cut(self) -> Cut:
+        return Cut(
+            layers=tuple(f"residuals.{name}" for name, _ in self.residuals.named_children()),
+            first=("conv", "norm", "hidden"),
+            last=("head", *(["unused"] if self.unused is not None else [])),
+            before=self.begin,
+            after=self.head,
+        )
 
 
 class Counting:

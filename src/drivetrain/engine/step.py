@@ -126,19 +126,29 @@ class StepScope:
     def micro_batches(self) -> Iterator[MicroBatch]:
         """This rank's micro-batches, on its device. Gradients are reduced over ranks only at the last."""
         context, last = self._context, len(self._batch.micro_batches) - 1
-        data_rank = context.layout.data_rank(context.world.rank)
         for index, micro in enumerate(context.device_batches(self._batch)):
             context.strategy.set_gradient_sync(self._state, index == last)
-            # Dropout: the same for a step however the run came to it.
-            torch.manual_seed(_mix(context.seed, self._batch.index, index, data_rank))
+            self.seed_random(index)
             context.clock.mark(StepPart.HOST_TO_DEVICE)
             yield micro
+
+    def seed_random(self, micro_batch: int, *, stage: int = 0) -> None:
+        """Seeds what draws in a forward (dropout): the same for a step however the run came to it, another
+        for each micro-batch, data rank and stage of a pipeline."""
+        context = self._context
+        data_rank = context.layout.data_rank(context.world.rank)
+        stages = (stage,) if stage else ()
+        torch.manual_seed(_mix(context.seed, self._batch.index, micro_batch, data_rank, *stages))
+
+    def mark(self, part: StepPart) -> None:
+        """Gives the time since the last mark to `part`; for strategies that run the backward themselves."""
+        self._context.clock.mark(part)
 
     def backward(self, loss_sum: Tensor) -> None:
         """Gradients of a micro-batch's weighted SUM of losses, scaled to the mean over the global batch."""
         context = self._context
         context.clock.mark(StepPart.FORWARD)
-        _refuse_detached(loss_sum)
+        refuse_detached(loss_sum)
         scaled = loss_sum * self.gradient_scale
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)
@@ -226,11 +236,15 @@ def run_micro_batches(state: TrainState, scope: StepScope, objective: Objective)
 def forward_loss(state: TrainState, objective: Objective, micro: MicroBatch) -> Tensor:
     """The weighted sum of losses of one micro-batch on the device, with its graph."""
     loss_sum = objective.loss_sum(call_model(state.model, objective.inputs(micro)), micro)
-    _refuse_detached(loss_sum)
+    refuse_detached(loss_sum)
     return loss_sum
 
 
-def _refuse_detached(loss_sum: Tensor) -> None:
+def refuse_detached(loss_sum: Tensor) -> None:
+    """
+    Raises:
+        InputError: no gradient can come from this loss.
+    """
     if not loss_sum.requires_grad:
         raise InputError(
             "the loss",

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -86,7 +87,10 @@ class Run:
         env = read_rank_env(os.environ)
         name = strategy_of(settings.strategy, env.world_size)
         self.strategy = load_strategy(name)
-        self.layout = plan_layout(name, env.world_size, settings.mesh)
+        self.layout = replace(
+            plan_layout(name, env.world_size, settings.mesh),
+            folds=settings.pipeline_schedule == "zero_bubble",
+        )
         self.world = open_world(
             env,
             device=settings.device,
@@ -335,7 +339,8 @@ class Run:
             return
         self._is_warm = True
         micro = self._stream.to_device(step.micro_batches[0])
-        for note in warm_up(self.strategy, state, self.world, objective, micro):
+        is_counted = self.layout.is_counted(self.world.rank)
+        for note in warm_up(self.strategy, state, self.world, objective, micro, is_counted=is_counted):
             self.recorder.message(note, "warning")
         self._clock.restart_step(step.index)
 

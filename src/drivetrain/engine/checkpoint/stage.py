@@ -55,12 +55,22 @@ class Stager:
         own_buffers = own_buffers_of(state, world)
         with averaged_buffers(state.module, world, state.replicas):
             tensors: dict[str, Tensor] = self._copier.stage(tensors_of(state) | own_buffers)
+        scalars = scalars_of(state)
+        scalars["optimizer_options"] |= _options_elsewhere(state, world)
         return Staged(
             step=state.step,
             tensors=tensors,
-            document={"world_size": world.size, **facts, **scalars_of(state)},
+            document={"world_size": world.size, **facts, **scalars},
             random_state=saved_random,
         )
+
+
+def _options_elsewhere(state: TrainState, world: World) -> dict[str, Any]:
+    """The optimizer's options of all parameters, where each rank has only some. Called by all ranks."""
+    if state.replicas is None:
+        return {}
+    parts = world.gather(scalars_of(state)["optimizer_options"])
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _check_finite(state: TrainState, world: World) -> None:
