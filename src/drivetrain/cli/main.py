@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Train a model from a run file or a task, on all GPUs or a few processes.",
     ),
     "launch": ("drivetrain.cli.launch", "Run your own script on every rank, as torchrun would."),
+    "doctor": ("drivetrain.cli.doctor", "Check this machine before a run, with the repair of what is wrong."),
     "data": ("drivetrain.cli.data", "Prepare data: text files into a token file."),
     "export": ("drivetrain.cli.export", "Write a run's weights as safetensors."),
 }
