@@ -297,7 +297,7 @@ def _acs(root: Path) -> int | Unknown:
 
 
 def _redirects(config: bytes) -> bool:
-    """Walks the extended capabilities to ACS (0x000D), whose control bits 2 to 4 redirect (PCIe base, 7.7.11)."""
+    """Walks the extended capabilities to ACS (0x000D), whose control bits 2 to 4 redirect (PCIe 7.7.11)."""
     at, steps = 0x100, 0
     while 0x100 <= at <= len(config) - 8 and steps < 96:
         header = int.from_bytes(config[at : at + 4], "little")

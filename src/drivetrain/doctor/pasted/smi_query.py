@@ -197,8 +197,12 @@ def _uncorrected(part: Mapping[str, str]) -> int | Unknown:
     ]
     values = [count(value, "uncorrected ECC errors") for value in names]
     known = [value for value in values if isinstance(value, int)]
-    if known:
+    # Where the paste ends after the SRAM's lines, no error so far is not "none".
+    is_whole = bool(totals) or any("dram" in path for path in part) or "sram uncorrectable" not in part
+    if known and (is_whole or sum(known) > 0):
         return sum(known)
+    if known:
+        return Unknown("the ECC counters were cut off")
     first = next((value for value in values if isinstance(value, Unknown)), None)
     return first or Unknown("no line of uncorrected ECC errors")
 
@@ -219,7 +223,7 @@ def _throttle(read: _Reader) -> tuple[str, ...] | Unknown:
     if not reasons:
         return ABSENT
     named = {path.rsplit("/", 1)[-1]: flag(value, path) for path, value in reasons.items()}
-    if all(isinstance(value, Unknown) for value in named.values()):
+    if isinstance(named.get("hw slowdown", ABSENT), Unknown):
         return Unknown("the tool prints no state for the throttle reasons")
     return tuple(word for name, word in _THROTTLE.items() if named.get(name) is True)
 

@@ -6,7 +6,7 @@ Also the one-line errors that nvidia-smi prints instead, and `nvidia-smi -L`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from drivetrain.doctor.facts import ABSENT, Driver, Gpu, GpuProcess
@@ -67,38 +67,47 @@ def smi_tables(lines: Sequence[str]) -> list[Block]:
 
 def _table(lines: Sequence[str], start: int, end: int) -> Block:
     head = _HEAD.search(lines[start])
-    driver = _driver(head) if head else Driver()
     gpus: list[Gpu] = []
-    processes: list[GpuProcess] | None = None
+    processes: list[GpuProcess] = []
+    has_processes = is_told_that_none = False
     mig_devices: dict[int, int] = {}
     for line in lines[start:end]:
-        if re.search(r"\bProcesses:", line) or "Process name" in line:
-            processes = processes or []
-        elif processes is not None:
-            if (process := _process(line)) is not None:
-                processes.append(process)
+        if "Processes:" in line or "Process name" in line:
+            has_processes = True
+        elif has_processes:
+            is_told_that_none = is_told_that_none or "No running processes found" in line
+            processes += [process] if (process := _process(line)) is not None else []
         elif (match := _FIRST.match(line)) is not None:
             gpus.append(_first(match))
-        elif gpus and (match := _SECOND.match(line)) is not None:
-            gpus[-1] = _second(gpus[-1], match)
-        elif gpus and (match := _MIG.match(line)) is not None:
-            gpus[-1] = replace(gpus[-1], mig=flag(match["mig"], "MIG mode"))
         elif (match := _MIG_DEVICE.match(line)) is not None:
             mig_devices[int(match["gpu"])] = mig_devices.get(int(match["gpu"]), 0) + 1
-    if mig_devices:
-        gpus = [
-            replace(gpu, num_mig_instances=mig_devices.get(gpu.index, 0))
-            if isinstance(gpu.index, int)
-            else gpu
-            for gpu in gpus
-        ]
+        elif gpus:
+            gpus[-1] = _more(gpus[-1], line)
+    if has_processes:  # what comes before was not cut off
+        gpus = [_with_instances(gpu, mig_devices) for gpu in gpus]
     return Block(
         kind="nvidia-smi",
         line=start,
-        driver=driver,
+        driver=_driver(head) if head else Driver(),
         gpus=tuple(gpus) or Unknown("the nvidia-smi table shows no row of a GPU"),
-        gpu_processes=ABSENT if processes is None else tuple(processes),
+        gpu_processes=tuple(processes)
+        if processes or is_told_that_none
+        else Unknown("the nvidia-smi table's list of processes is not there, or was cut off"),
     )
+
+
+def _more(gpu: Gpu, line: str) -> Gpu:
+    """A GPU's second line, or the third with its MIG mode."""
+    if (match := _SECOND.match(line)) is not None:
+        return _second(gpu, match)
+    match = _MIG.match(line)
+    return gpu if match is None else replace(gpu, mig=flag(match["mig"], "MIG mode"))
+
+
+def _with_instances(gpu: Gpu, mig_devices: Mapping[int, int]) -> Gpu:
+    if gpu.mig is not True or not isinstance(gpu.index, int):
+        return gpu
+    return replace(gpu, num_mig_instances=mig_devices.get(gpu.index, 0))
 
 
 def _driver(head: re.Match[str]) -> Driver:
