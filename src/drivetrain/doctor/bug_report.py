@@ -9,6 +9,7 @@ from drivetrain._version import __version__
 from drivetrain.doctor.facts import NodeFacts
 from drivetrain.doctor.finding import Finding, Status
 from drivetrain.doctor.render import summary
+from drivetrain.hardware.torch_wheels import PINNED_VERSIONS
 from drivetrain.spec.unknown import Unknown
 
 _ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)")
@@ -68,12 +69,19 @@ def _versions(facts: NodeFacts) -> list[str]:
     return lines + [f"{name}={value}" for name, value in variables]
 
 
+def _package_versions(facts: NodeFacts) -> list[str]:
+    listed = (facts.libraries.packages, facts.libraries.pinned, facts.libraries.conda_packages)
+    return [version for pairs in listed if isinstance(pairs, tuple) for _, version in pairs]
+
+
 def _without_names(text: str, nodes: Sequence[NodeFacts], environ: Mapping[str, str]) -> str:
     text = _SECRET.sub(r"\1\2(left out)", text)
     text = _LONG_KEY.sub("(left out)", text)
     text = _HOME.sub("~", text)
     text = _ADDRESS6.sub("(address)", text)
-    text = _ADDRESS.sub("(address)", text)
+    # Versions of NVIDIA's packages have four numbers, too.
+    versions = {version for facts in nodes for version in _package_versions(facts)} | set(PINNED_VERSIONS)
+    text = _ADDRESS.sub(lambda found: found[0] if found[0] in versions else "(address)", text)
     for number, facts in enumerate(nodes, 1):
         for name in {facts.node, facts.node.split(".")[0]}:
             if len(name) >= 3:

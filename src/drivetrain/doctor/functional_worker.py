@@ -1,6 +1,6 @@
 """The parts of the functional test, each run in processes of its own (`functional.py` starts them).
 
-`python -m drivetrain.doctor.functional_worker matmul|copy|loader`, `… all_reduce RANK WORLD FILE DEVICE`.
+`python -m drivetrain.doctor.functional_worker rates|loader`, `… all_reduce RANK WORLD FILE DEVICE`.
 """
 
 from __future__ import annotations
@@ -125,9 +125,11 @@ def main() -> None:
     elif name == "loader":
         answer(loader_start())
     else:
-        measure = matmul if name == "matmul" else copy
-        results = [(_name(device), *measure(device)) for device in _devices()]
-        answer({"results": [list(result) for result in results]})
+        # Each part is handed back as soon as it is known: a crash in the next must not take it along.
+        done: dict[str, Any] = {}
+        for part, measure in (("matmul", matmul), ("copy", copy)):
+            done[part] = [[_name(device), *measure(device)] for device in _devices()]
+            answer(done)
 
 
 if __name__ == "__main__":

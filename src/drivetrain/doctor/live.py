@@ -35,7 +35,7 @@ def read_this_node(environ: Mapping[str, str], *, data_folder: Path, is_quick: b
         system, host, rdma = read_system(), read_host(environ), read_rdma()
         libraries, xids, nvcc = read_libraries(environ), read_xids(), read_nvcc(environ)
         nvml, torch, addresses = nvml_job.result(), torch_job.result(), name_job.result()
-    driver = _driver(nvml.driver)
+    driver = _driver(nvml.driver, torch.libcuda)
     gpus = nvml.gpus
     if isinstance(gpus, Unknown) and system.nvidia_pci_devices == 0 and isinstance(driver.version, Unknown):
         gpus = ()  # no device on the bus and no driver: there is none, which is known
@@ -86,8 +86,13 @@ def _with_slow_parts(
     )
 
 
-def _driver(by_nvml: Driver) -> Driver:
+def _driver(by_nvml: Driver, libcuda: str | Unknown) -> Driver:
     kernel = read_kernel_driver()
+    # Forward compatibility packages are installed into …/compat, and found by LD_LIBRARY_PATH.
+    is_compat = isinstance(libcuda, str) and "/compat/" in libcuda
     return dataclasses.replace(
-        by_nvml, kernel_module=kernel.kernel_module, has_open_modules=kernel.has_open_modules
+        by_nvml,
+        kernel_module=kernel.kernel_module,
+        has_open_modules=kernel.has_open_modules,
+        cuda_compat=str(Path(str(libcuda)).parent) if is_compat else "",
     )

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from drivetrain.doctor.child import answer
@@ -23,6 +25,8 @@ _LOST = {
     17: "operating system blocks it",
 }
 _MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+# nvml.h, NVML_GPU_FABRIC_STATE_*; 0 is "not supported".
+_FABRIC = {1: "Not started", 2: "In Progress", 3: "Completed"}
 # nvml.h, nvmlClocksEventReason*: bit → our word.
 _THROTTLE = {
     0x4: "power cap",
@@ -152,6 +156,7 @@ class _Reader:
             pcie_width_max=call("PCIe", "nvmlDeviceGetMaxPcieLinkWidth", take=int),
             nvlinks_up=up,
             nvlinks_down=down,
+            fabric=self._fabric(),
         )
         return dataclasses.replace(gpu, errors=tuple(dict.fromkeys(self._errors)))
 
@@ -173,6 +178,24 @@ class _Reader:
                 continue
             found += 1
         return found
+
+    def _fabric(self) -> str | Unknown:
+        """The state of the NVSwitch fabric as nvidia-smi -q words it."""
+        kind = getattr(self._nvml, "c_nvmlGpuFabricInfo_t", None)
+        if kind is None:
+            return Unknown("this nvidia-ml-py has no nvmlDeviceGetGpuFabricInfo")
+        info = kind()
+        reached = self._call("fabric", "nvmlDeviceGetGpuFabricInfo", ctypes.byref(info))
+        if isinstance(reached, Unknown):
+            return reached
+        state = _FABRIC.get(info.state)
+        if state is None:
+            return Unknown("the card is not part of a fabric")
+        return (
+            (f"{state} / {'Success' if info.status == 0 else f'error {info.status}'}")
+            if info.state == 3
+            else state
+        )
 
     def _nvlinks(self) -> tuple[int | Unknown, int | Unknown]:
         up = down = 0
@@ -199,11 +222,19 @@ def _processes(nvml: Any, handle: Any, index: int) -> list[GpuProcess]:
         GpuProcess(
             gpu=index,
             pid=process.pid,
-            name="",
+            name=_process_name(process.pid),
             memory_mib=ABSENT if process.usedGpuMemory is None else process.usedGpuMemory >> 20,
         )
         for process in running
     ]
+
+
+def _process_name(pid: int) -> str:
+    """ "" for a process of another container, which is not in this one's /proc."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _plain(value: Any) -> Any:

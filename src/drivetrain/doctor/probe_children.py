@@ -80,6 +80,7 @@ class TorchReading:
     """What the torch child handed back."""
 
     torch: Torch
+    libcuda: str | Unknown
     loaded: tuple[LoadedLibrary, ...] | Unknown
     numpy_works: bool | Unknown
 
@@ -90,12 +91,14 @@ def read_torch(environ: Mapping[str, str], *, timeout_s: float = _TORCH_S) -> To
     if ended.answer is None:
         why = Unknown(f"the import of torch {_how(ended)}")
         torch = Torch(version=version, import_error=_how(ended), cuda=why, cuda_available=why, archs=why)
-        return TorchReading(torch=torch, loaded=why, numpy_works=why)
+        return TorchReading(torch=torch, libcuda=why, loaded=why, numpy_works=why)
     values = ended.answer
     loaded = tuple(LoadedLibrary(**item) for item in values["loaded"] if item["name"] != "libcuda")
     works = values["numpy_works"]
+    libcuda = next((item["path"] for item in values["loaded"] if item["name"] == "libcuda"), None)
     return TorchReading(
         torch=dataclasses.replace(decode(Torch, values), import_error=""),
+        libcuda=libcuda or Unknown("torch loads no libcuda: there is no driver, or no GPU"),
         loaded=loaded,
         numpy_works=ABSENT if works is None else bool(works),
     )
@@ -179,28 +182,36 @@ def run_trials(
 ) -> tuple[Trial, ...]:
     """The functional test, part by part, so that times are not disturbed by another part."""
     return (
-        _rate_trial("matmul", environ, timeout_s),
-        _rate_trial("copy", environ, timeout_s),
+        *_rate_trials(environ, timeout_s),
         all_reduce_trial(environ, kind="cuda" if num_gpus >= 2 else "cpu", timeout_s=timeout_s),
         _loader_trial(environ, timeout_s),
     )
 
 
-def _rate_trial(name: str, environ: Mapping[str, str], timeout_s: float) -> Trial:
-    ended = run_child(["-m", f"{_WORKERS}.functional_worker", name], timeout_s=timeout_s, environ=environ)
-    if ended.answer is None:
-        return Trial(name=name, outcome=ended.outcome, detail=_how(ended))
-    results = ended.answer["results"]
-    wrong = [device for device, _, is_right in results if not is_right]
-    slowest = min(results, key=lambda result: float(result[1]))
+def _rate_trials(environ: Mapping[str, str], timeout_s: float) -> tuple[Trial, ...]:
+    """Matmul and copy, in one process: starting CUDA takes longer than either."""
+    ended = run_child(["-m", f"{_WORKERS}.functional_worker", "rates"], timeout_s=timeout_s, environ=environ)
+    done = ended.answer or {}
+    return tuple(
+        _rate_trial(name, done[name])
+        if name in done
+        else Trial(name=name, outcome=ended.outcome, detail=_how(ended))
+        for name in ("matmul", "copy")
+    )
+
+
+def _rate_trial(name: str, results: Sequence[Sequence[Any]]) -> Trial:
+    """`results`: (device's name, rate, whether the result was right) of each device."""
+    wrong = [str(device) for device, _, is_right in results if not is_right]
+    device, rate, _ = min(results, key=lambda result: float(result[1]))
     return Trial(
         name=name,
         outcome="wrong" if wrong else "ok",
         detail=f"wrong on {', '.join(wrong)}"
         if wrong
         else f"{len(results)} device{'s' * (len(results) > 1)}",
-        rate=float(slowest[1]),
-        device=str(slowest[0]),
+        rate=float(rate),
+        device=str(device),
     )
 
 

@@ -46,6 +46,8 @@ _LIBRARIES: Final[dict[tuple[Version, Version], tuple[str, str]]] = {
     ((2, 9), (12, 8)): ("2.27.5", "9.10.2.21"),
 }
 
+PINNED_VERSIONS: Final = frozenset(version for pair in _LIBRARIES.values() for version in pair)
+
 
 def wheel_archs(torch: Version, cuda: Version) -> tuple[int, ...] | None:
     """The sm numbers that a wheel has kernels for; None where the table does not know it."""

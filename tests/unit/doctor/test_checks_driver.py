@@ -89,8 +89,11 @@ def test_torchs_own_list_of_kernels_beats_the_table(check):
         ),
         ("OSError: libcuda.so.1: cannot open shared object file", "torch_imports", "fail", "libcuda"),
         (
-            "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch"
-            " installation.\nThe current PyTorch install supports CUDA capabilities sm_50 sm_90.\n",
+            (
+                "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current"
+                " PyTorch installation.\n"
+                "The current PyTorch install supports CUDA capabilities sm_50 sm_90.\n"
+            ),
             "gpu_arch",
             "fail",
             "sm_120",

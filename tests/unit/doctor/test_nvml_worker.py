@@ -88,6 +88,7 @@ def test_values_and_unknowns():
     assert gpu.throttle_reasons == ("power cap", "hardware thermal slowdown")
     assert (gpu.remapped_uncorrectable, gpu.remap_pending, gpu.remap_failed) == (2, True, False)
     assert (gpu.nvlinks_up, gpu.nvlinks_down) == (3, 1)
+    assert isinstance(gpu.fabric, Unknown)
     assert gpu.ecc == Unknown("not supported by this card")
     assert gpu.errors == ()
     assert (process.pid, isinstance(process.memory_mib, Unknown)) == (7, True)

@@ -8,7 +8,7 @@ from doctor_captures import EVERYTHING, NCCL_TROUBLE, SMI_NARROW
 
 from drivetrain.doctor.bug_report import bug_report
 from drivetrain.doctor.checks.table import run_checks
-from drivetrain.doctor.facts import Host, NodeFacts, Torch
+from drivetrain.doctor.facts import Host, Libraries, NodeFacts, Torch
 from drivetrain.doctor.facts_json import facts_to_json
 from drivetrain.doctor.finding import Finding, Status
 from drivetrain.doctor.pasted.assemble import facts_of_texts
@@ -68,6 +68,7 @@ def test_a_bug_report_names_nobody():
         torch=Torch(
             version="2.9.1", import_error="/home/maria/env: no HF_TOKEN=hf_abcdefghijk at 10.1.2.3, fe80::1"
         ),
+        libraries=Libraries(packages=(("nvidia-cublas", "13.1.1.3"),)),
         host=Host(nccl_variables=(("NCCL_SOCKET_IFNAME", "eth0"),), addresses_of_own_name=("10.1.2.3",)),
     )
     environ = {"USER": "maria"}
@@ -75,6 +76,7 @@ def test_a_bug_report_names_nobody():
     for word in ("maria", "blue7", "10.1.2.3", "fe80", "hf_abc", "/home"):
         assert word not in text
     assert "torch: 2.9.1" in text
+    assert "nvidia-cublas==13.1.1.3" in text
     assert "NCCL_SOCKET_IFNAME=eth0" in text
     assert "blue7.example.org" in bug_report([facts], [], environ, with_names=True)
 

@@ -215,7 +215,10 @@ def _reset_required(read: _Reader) -> bool | Unknown:
     drain = read.flag("a drain", "drain and reset recommended")
     if required is True or drain is True:
         return True
-    return False if action is not None and action.strip().lower() == "none" else required
+    if action is not None and action.strip().lower() == "none":
+        return False
+    # The two lines came together: one of them alone is a paste that was cut off.
+    return required if required == ABSENT or drain is False else Unknown("the reset status was cut off")
 
 
 def _throttle(read: _Reader) -> tuple[str, ...] | Unknown:
