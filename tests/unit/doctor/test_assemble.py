@@ -83,6 +83,21 @@ def test_colours_quotes_fences_and_entities_are_taken_off():
     assert decode("\ufeffNVIDIA".encode("utf-16")) == "\ufeffNVIDIA"
 
 
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "2024-01-02T10:11:12.123Z ",
+        "[2024-01-02 10:11:12] ",
+        "[1,0]<stdout>:",
+        "[rank0]: ",
+        "(Worker pid=12) ",
+    ],
+)
+def test_what_launchers_put_before_each_line_is_taken_off(stamp):
+    text = "".join(f"{stamp}{line}\n" for line in SMI_580.splitlines())
+    assert facts_of_texts({"p": text})[0].gpus == facts_of_texts({"p": SMI_580})[0].gpus
+
+
 def test_a_file_with_nothing_known_is_said_with_what_to_paste(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("hello\n")

@@ -40,8 +40,9 @@ def test_the_old_spelling_means_the_same(facts_of):
 def test_a_paste_without_indentation_keeps_what_is_unambiguous(facts_of):
     (gpu,) = facts_of("\n".join(line.strip() for line in SMI_QUERY.splitlines())).gpus
     assert (gpu.persistence, gpu.compute_mode, gpu.reset_required) == (False, "prohibited", True)
-    # Nothing may be taken from the wrong heading.
-    assert gpu.pcie_width in (8, Unknown("nothing that was read tells it"))
+    assert (gpu.pcie_gen, gpu.pcie_width, gpu.mig) == (1, 8, False)
+    assert (gpu.ecc_uncorrected_volatile, gpu.remap_pending) == (3, True)
+    assert gpu.throttle_reasons == ("hardware slowdown", "hardware thermal slowdown")
 
 
 def test_errors_in_fields_are_kept_as_errors(facts_of):

@@ -11,8 +11,8 @@ from drivetrain.doctor.pasted.fields import compute_mode, count, flag, is_error,
 from drivetrain.spec.unknown import Unknown
 
 _GPU = re.compile(r"^\s*GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
-_PAIR = re.compile(r"^(?P<indent>\s*)(?P<key>[A-Za-z][^:]*?)\s*:(?:\s+(?P<value>.*))?$")
-_HEADING = re.compile(r"^(?P<indent>\s*)(?P<key>[A-Za-z][\w ./()-]*?)\s*$")
+_PAIR = re.compile(r"^(?P<indent>\s*)(?P<key>[A-Za-z][^:]*?)\s*:\s+(?P<value>\S.*)$")
+_HEADING = re.compile(r"^(?P<indent>\s*)(?P<key>[A-Za-z][\w ./()-]*?)\s*:?\s*$")
 _ATTACHED = re.compile(r"^\s*Attached GPUs\s*:\s*(\d{1,3})\s*$")
 _NVSMI_LOG = re.compile(r"=+\s*NVSMI LOG\s*=+")
 
@@ -64,26 +64,37 @@ def _log(lines: Sequence[str], start: int, end: int) -> Block:
 def _tree(lines: Iterable[str]) -> dict[str, str]:
     """`"pcie generation/max"` → `"4"`: keys with the headings above them, in lower case.
 
-    Indentation tells what belongs under which heading; where a paste lost it, the last heading does.
-    A key that comes again (one process after the other) keeps its first value.
+    Indentation tells what belongs under which heading. Where a paste lost it, a key belongs to the last
+    heading, and headings that follow each other are nested. A key that comes again (one process after the
+    other) keeps its first value.
     """
+    parsed = [item for line in lines if (item := _line(line)) is not None]
+    is_flat = len({indent for indent, _, _ in parsed}) == 1
     tree: dict[str, str] = {}
     above: list[tuple[int, str]] = []
-    for line in lines:
-        pair, heading = _PAIR.match(line), _HEADING.match(line)
-        match = pair or heading
-        if match is None:
-            continue
-        indent, key = len(match["indent"].expandtabs(4)), " ".join(match["key"].lower().split())
-        is_heading = pair is None or (pair["value"] is None and indent > 0)
-        while above and above[-1][0] >= indent and (is_heading or indent > 0):
-            above.pop()
-        if is_heading:
+    was_heading = False
+    for indent, key, value in parsed:
+        if is_flat:
+            above = above if value is not None or was_heading else []
+        else:
+            while above and above[-1][0] >= indent:
+                above.pop()
+        was_heading = value is None
+        if value is None:
             above.append((indent, key))
-        elif pair is not None:
-            path = "/".join([name for _, name in above] + [key])
-            tree.setdefault(path, pair["value"] or "")
+        else:
+            tree.setdefault("/".join([*(name for _, name in above), key]), value)
     return tree
+
+
+def _line(line: str) -> tuple[int, str, str | None] | None:
+    """Indentation, key, value; no value for a heading. None for what is neither."""
+    pair = _PAIR.match(line)
+    match = pair or _HEADING.match(line)
+    if match is None:
+        return None
+    value = (pair["value"] or "") if pair is not None else None
+    return len(match["indent"].expandtabs(8)), " ".join(match["key"].lower().split()), value
 
 
 class _Reader:
