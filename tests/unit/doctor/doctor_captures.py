@@ -27,7 +27,7 @@ Mon Mar 12 08:15:30 2018
 
 SMI_WIDE = """\
 ```
-me@blue7:~/work$ nvidia-smi
+me@blue7:~/train$ nvidia-smi
 Tue Mar  5 10:11:12 2024
 +---------------------------------------------------------------------------------------+
 | NVIDIA-SMI 535.104.05             Driver Version: 535.104.05   CUDA Version: 12.2     |

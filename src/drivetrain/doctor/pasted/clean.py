@@ -13,7 +13,8 @@ _QUOTE = re.compile(r"^(?:\s{0,3}>\s?)+(?!=)")
 # What launchers and log collectors put before every line: mpirun's tags, Ray's, torchrun's, time stamps.
 _STAMP = re.compile(
     r"^\s*(?:\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}[\d.,:+Z-]*\]?\s"
-    r"|\[\d{1,6},\d{1,6}\]<std(?:out|err)>:\s?|\[(?:rank|default)?\d{1,6}\]:\s?|\(\w{1,40} pid=\d{1,9}[^)]{0,60}\)\s)"
+    r"|\[\d{1,6},\d{1,6}\]<std(?:out|err)>:\s?|\[(?:rank|default)?\d{1,6}\]:\s?"
+    r"|\(\w{1,40} pid=\d{1,9}[^)]{0,60}\)\s)"
 )
 _FENCE = re.compile(r"^\s*(?:```|~~~).*$")
 _PROMPT_HOST = re.compile(

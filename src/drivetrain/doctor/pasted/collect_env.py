@@ -80,7 +80,10 @@ def _torch(pairs: Mapping[str, str], above: str) -> Torch:
     version = _value(pairs, "pytorch version")
     if isinstance(version, Unknown):
         why = Unknown("torch could not be imported when collect_env ran, so it prints N/A")
-        error = "collect_env prints N/A for everything of torch: its import failed (the error is not shown); that says nothing of GPUs"
+        error = (
+            "collect_env prints N/A for everything of torch: its import failed (the error is not shown);"
+            " that says nothing of GPUs"
+        )
         return Torch(version=why, cuda=why, cuda_available=why, import_error=error, archs=why)
     available = pairs.get("is cuda available", "").lower()
     problem = _CUDA_WARNING.search(above)
