@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +15,7 @@ from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.engine.certificate import samples_sum, weights_sum
 from drivetrain.engine.control import ControlChannel, LocalWord, WeightTotals
 from drivetrain.engine.objective import Objective, call_model
+from drivetrain.engine.optimizers import step_unless
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.strategies.base import Strategy
 from drivetrain.engine.world import World
@@ -36,6 +38,7 @@ class StepContext:
         device_batches: the micro-batches of a step on this rank's device.
         latest_timing: seconds of the latest step that is timed in full, and of its data wait; NaN at first.
         save_due, save_failed, stop_wish: see `LocalWord`.
+        skips_nonfinite: whether a step whose gradient's norm is not finite changes nothing.
         is_verified: whether the weights' bits are summed after so many steps; the same on every rank.
         when_applied: told of each finished step.
     """
@@ -52,6 +55,7 @@ class StepContext:
     save_due: Callable[[], bool]
     save_failed: Callable[[], bool]
     stop_wish: Callable[[], int]
+    skips_nonfinite: bool
     is_verified: Callable[[int], bool]
     when_applied: Callable[[StepBatch, StepOutput], None]
 
@@ -185,13 +189,9 @@ class StepScope:
             raise RuntimeError("apply() before any backward(): there is no gradient")
         loss_sum = self._loss_sum if self._is_counted else torch.zeros_like(self._loss_sum)
         if self._total_weight():
-            if state.scaler is not None:
-                state.scaler.step(state.optimizer)
-                state.scaler.update()
-            else:
-                state.optimizer.step()
-            if state.ema is not None:
-                state.ema.update()
+            if context.skips_nonfinite and self._grad_norm is None:
+                self.clip(math.inf)
+            self._update()
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         state.position += self._batch.num_samples
@@ -206,6 +206,19 @@ class StepScope:
         self.output = StepOutput(self._batch.index, context.control, self._lr)
         context.when_applied(self._batch, self.output)
         return self.output
+
+    def _update(self) -> None:
+        state = self._state
+        if state.scaler is not None:
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+        elif self._context.skips_nonfinite:
+            assert self._grad_norm is not None
+            step_unless(state.optimizer, ~torch.isfinite(self._grad_norm))
+        else:
+            state.optimizer.step()
+        if state.ema is not None:
+            state.ema.update()
 
     def _total_weight(self) -> float:
         if self._pending_total is None:

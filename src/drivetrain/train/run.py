@@ -36,7 +36,7 @@ from drivetrain.engine.warm_up import warm_up
 from drivetrain.engine.world import open_world
 from drivetrain.hardware.cpu import usable_cpus
 from drivetrain.spec.batch import plan_batches
-from drivetrain.spec.errors import CorruptionError, InputError, NonFiniteLossError
+from drivetrain.spec.errors import CorruptionError, InputError, LossSpikeError, NonFiniteLossError
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.layout import plan_layout, strategy_of
 from drivetrain.spec.parts import StepPart
@@ -44,6 +44,7 @@ from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
 from drivetrain.telemetry.events import CheckpointEvent, EvalEvent
 from drivetrain.telemetry.reader import read_events
+from drivetrain.train.bad_numbers import SkippedSteps, SpikeWatch
 from drivetrain.train.certificate_file import CertificateFile
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
 from drivetrain.train.interruption import stop_listening
@@ -122,6 +123,7 @@ class Run:
         self._num_steps = 0
         self._latest_timing = (math.nan, math.nan)
         self._stopping = Stopping(self.world)
+        self._skipped, self._spikes = SkippedSteps(), SpikeWatch()
         self._evaluation_postponed = False
         self._saver = Saver(settings, self.world, self.run_dir)
         self.has_stepped = False
@@ -321,6 +323,7 @@ class Run:
                 save_due=self._saver.is_due_by_clock,
                 save_failed=lambda: self._saver.has_failed,
                 stop_wish=lambda: self._stopping.wish(self._latest_timing[0]),
+                skips_nonfinite=self.settings.on_nan == "skip",
                 is_verified=self._is_verified,
                 when_applied=self._after_step,
             ),
@@ -380,12 +383,28 @@ class Run:
             if word.stop and not self._stopping.has_agreed:
                 self._stopping.agreed = word.stop
                 self._begin_stop()
-            problem = word.nonfinite(has_scaler=self.precision.uses_scaler)
-            if problem is not None:
-                what, ranks, value = problem
+            self._judge(word)
+
+    def _judge(self, word: ClusterWord) -> None:
+        """What is done about a word whose numbers are bad."""
+        problem = word.nonfinite(has_scaler=self.precision.uses_scaler)
+        is_skipped = problem is not None and self.settings.on_nan == "skip"
+        is_too_much = self._skipped.add(is_skipped)
+        if problem is not None:
+            what, ranks, value = problem
+            if not is_skipped or is_too_much:
                 raise NonFiniteLossError(
                     step=word.step + 1, ranks=ranks, what=what, value=value, do=self._after_nonfinite()
                 )
+            if self.world.rank == 0:
+                who = ", ".join(map(str, ranks))
+                text = f"step {word.step + 1} changed nothing: {what} was {value} (rank {who})"
+                self.recorder.message(text, "warning")
+        spike = self._spikes.add(word) if self.settings.on_spike != "ignore" else None
+        if spike is not None and self.settings.on_spike == "stop":
+            raise LossSpikeError(step=spike.step, found=spike.describe(), do=self._after_nonfinite())
+        if spike is not None and self.world.rank == 0:
+            self.recorder.message(spike.describe(), "warning")
 
     def _refuse_odd_weights(self, step: int, sums: Sequence[float]) -> None:
         odd = odd_ranks(sums, self.layout)

@@ -194,6 +194,8 @@ def run_settings(
         name=config.name,
         log_every_steps=config.log_every_steps,
         verify_every_steps=config.verify_every_steps,
+        on_nan=config.on_nan,
+        on_spike=config.on_spike,
         strategy=config.strategy,
         mesh=config.mesh.degrees(),
         fsdp_reshard_after_forward=_unless_auto(config.fsdp.reshard_after_forward),
