@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drivetrain.bench import parity_errors as errors
-from drivetrain.bench.parity_records import RankStep, TrialRecord
+from drivetrain.bench.parity_records import RankStep, TrialRecord, What
 
 CauseName = Literal[
     "sample_order",
@@ -101,7 +101,9 @@ def _other_inputs(case: _Case) -> Cause | None:
 def _other_start(case: _Case) -> Cause | None:
     if case.parting.what != "initial_weights":
         return None
-    evidence = "before the first step the weights are others: the model is built in a way that depends on rank"
+    evidence = (
+        "before the first step the weights are others: the model is built in a way that depends on rank"
+    )
     return Cause(name="initial_weights", evidence=f"{evidence} or number of ranks")
 
 
@@ -135,11 +137,14 @@ def _constant_factor(case: _Case) -> Cause | None:
 
 
 def _not_reduced(case: _Case) -> Cause | None:
-    for what in ("gradient", "weight"):
-        unlike = errors.unlike_ranks(case.trial, 1, what, errors.FIRST_GRADIENT_TOLERANCE)  # type: ignore[arg-type]
+    kinds: tuple[What, ...] = ("gradient", "weight")
+    for what in kinds:
+        unlike = errors.unlike_ranks(case.trial, 1, what, errors.FIRST_GRADIENT_TOLERANCE)
         if unlike is not None:
             name, rank = unlike
-            evidence = f"after the first backward the {what} of {name} is not the same on rank {rank} as before"
+            evidence = (
+                f"after the first backward the {what} of {name} is not the same on rank {rank} as before"
+            )
             return Cause(name="not_reduced", evidence=f"{evidence} it: nothing averages it over the ranks")
     return None
 
@@ -152,8 +157,8 @@ def _batch_norm(case: _Case) -> Cause | None:
     names = ", ".join(facts.batch_norms[:2]) + (", …" if len(facts.batch_norms) > 2 else "")
     evidence = (
         f"{len(facts.batch_norms)} BatchNorm layers ({names}) normalise over {_write(sizes)} samples at once,"
-        f" and over {_write(expected)} in the single-process run. --micro-batch {min(sizes)} makes them alike,"
-        " as far as it divides the shares evenly; sync_batchnorm normalises over all ranks"
+        f" and over {_write(expected)} in the single-process run. --micro-batch {min(sizes)} makes them alike"
+        " where it divides all shares evenly; sync_batchnorm normalises over all ranks"
     )
     return Cause(name="batchnorm", evidence=evidence)
 
@@ -171,8 +176,8 @@ def _dropout(case: _Case) -> Cause | None:
     facts = case.reference.facts
     names = f" (dropout: {', '.join(facts.dropouts[:2])})" if facts is not None and facts.dropouts else ""
     evidence = (
-        f"the forward draws random numbers{names}, and they belong to a rank and micro-batch, not to a sample."
-        " Set the dropout to 0 to compare the rest"
+        f"the forward draws random numbers{names}, and these belong to a rank and micro-batch, not to a"
+        " sample. Set the dropout to 0 to compare the rest"
     )
     return Cause(name="dropout", evidence=evidence)
 
@@ -232,14 +237,18 @@ def _reduction_order(case: _Case) -> Cause | None:
     )
     if case.rounding is not None:
         noise = max(_loss_errors(case.reference, case.rounding).values(), default=math.nan)
-        evidence += f". The single-process run with its samples in reverse order is off by {noise:.1g} as well"
+        evidence += (
+            f". The single-process run with its samples in reverse order is off by {noise:.1g} as well"
+        )
     return Cause(name="reduction_order", evidence=evidence)
 
 
 def _unknown(case: _Case) -> Cause:
     course = _loss_errors(case.reference, case.trial)
     shown = ", ".join(f"{error:.1g}" for error in list(course.values())[:8])
-    evidence = f"samples, inputs and first weights are the same; the loss is off by {shown} in the first steps"
+    evidence = (
+        f"samples, inputs and first weights are the same; the loss is off by {shown} in the first steps"
+    )
     return Cause(name="unknown", evidence=evidence)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from drivetrain.bench import parity_errors as errors
 from drivetrain.bench.parity_cause import Cause, Parting, likely_cause
-from drivetrain.bench.parity_records import Sample, TrialRecord
+from drivetrain.bench.parity_records import Sample, TrialRecord, What
 
 Verdict = Literal["equal", "differs", "not_checked", "failed"]
 
@@ -45,17 +45,15 @@ class Comparison:
     difference: Difference | None = None
 
 
-def compare(
-    reference: TrialRecord, trial: TrialRecord, rounding: TrialRecord | None = None
-) -> Comparison:
+def compare(reference: TrialRecord, trial: TrialRecord, rounding: TrialRecord | None = None) -> Comparison:
     """Compares `trial` with the single-process run.
 
     A trial that failed half way is compared as far as it came: how it parted before is the better news.
 
     Args:
-        rounding: the reference once more, with the samples of each micro-batch in reverse order, which changes
-            nothing but the order of sums. With it, weights and later gradients may be `NOISE_FACTOR` times as
-            far off as it is, instead of the fixed tolerances, where that is more.
+        rounding: the reference once more, with the samples of each micro-batch in reverse order, which
+            changes nothing but the order of sums. With it, weights and later gradients may be `NOISE_FACTOR`
+            times as far off as it is, where that is more than the fixed tolerances.
     """
     if trial.status == "refused":
         return Comparison(verdict="not_checked", reason=trial.reason)
@@ -118,34 +116,30 @@ def _difference(
     )
 
 
-def _partings(
-    reference: TrialRecord, trial: TrialRecord, rounding: TrialRecord | None
-) -> Iterator[Parting]:
+def _partings(reference: TrialRecord, trial: TrialRecord, rounding: TrialRecord | None) -> Iterator[Parting]:
     """All differences, in the order in which one leads to the next."""
     loss, expected_loss = errors.losses(trial), errors.losses(reference)
     norm, expected_norm = errors.grad_norms(trial), errors.grad_norms(reference)
-    for step in sorted(expected_loss):
+    for step in sorted(expected_loss.keys() & loss.keys()):
         yield from _samples(reference, trial, step)
-        if step == 1:
-            found = errors.start_errors(reference, trial) if _has(trial, 0, "weight") else []
+        if step == 1 and _both_have(reference, trial, 0, "weight"):
+            found = errors.start_errors(reference, trial)
             yield from _tensors(found, step, "initial_weights", lambda _: errors.START_TOLERANCE)
-        if step in loss:
-            yield from _numbers(loss[step], expected_loss[step], step, "loss", errors.LOSS_TOLERANCE)
-        if _has(trial, step, "gradient") and _has(reference, step, "gradient"):
+        yield from _numbers(loss[step], expected_loss[step], step, "loss", errors.LOSS_TOLERANCE)
+        if _both_have(reference, trial, step, "gradient"):
             found = errors.gradient_errors(reference, trial, step)
             yield from _tensors(found, step, "gradient", _gradient_tolerance(reference, rounding, step))
         if step in norm and step in expected_norm:
             tolerance = errors.FIRST_GRADIENT_TOLERANCE if step == 1 else errors.NORM_TOLERANCE
             yield from _numbers(norm[step], expected_norm[step], step, "gradient_norm", tolerance)
-        if _has(trial, step, "weight") and _has(reference, step, "weight"):
+        if _both_have(reference, trial, step, "weight"):
             found = errors.weight_errors(reference, trial, step)
             yield from _tensors(found, step, "weight", _weight_tolerance(reference, rounding, step))
 
 
-def _has(trial: TrialRecord, step: int, what: str) -> bool:
-    return any((step, what) in rank.prints for rank in trial.ranks) and all(
-        (step, what) in rank.prints or step not in rank.steps for rank in trial.ranks
-    )
+def _both_have(reference: TrialRecord, trial: TrialRecord, step: int, what: What) -> bool:
+    """One that was ended half way may lack a step's fingerprints on some ranks."""
+    return all(step in errors.print_steps(record, what) for record in (reference, trial))
 
 
 def _gradient_tolerance(
@@ -195,10 +189,7 @@ def _tensors(
 def _samples(reference: TrialRecord, trial: TrialRecord, step: int) -> Iterator[Parting]:
     expected: dict[int, Sample] = {}
     for rank in reference.ranks:
-        if step in rank.steps:
-            expected |= rank.steps[step].samples
-    if not all(step in rank.steps for rank in trial.ranks):
-        return
+        expected |= rank.steps[step].samples
     others: list[Parting] = []
     for rank in trial.ranks:
         for position, sample in sorted(rank.steps[step].samples.items()):

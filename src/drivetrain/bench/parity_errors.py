@@ -102,7 +102,9 @@ def weight_errors(reference: TrialRecord, trial: TrialRecord, step: int) -> list
 def buffer_errors(reference: TrialRecord, trial: TrialRecord, step: int) -> list[TensorError]:
     """Of each buffer after `step`, relative to its norm."""
     expected = whole(reference, step, "buffer")
-    return _errors(expected, trial, step, "buffer", {name: max(p.norm, 1e-12) for name, p in expected.items()})
+    return _errors(
+        expected, trial, step, "buffer", {name: max(p.norm, 1e-12) for name, p in expected.items()}
+    )
 
 
 def unlike_ranks(trial: TrialRecord, step: int, what: What, tolerance: float) -> tuple[str, int] | None:

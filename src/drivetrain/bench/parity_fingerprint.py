@@ -64,7 +64,7 @@ def _fingerprint(name: str, tensor: Tensor) -> Fingerprint:
     generator = torch.Generator(device=flat.device).manual_seed(seed)
     products = torch.zeros(NUM_DIRECTIONS, dtype=torch.float64, device=flat.device)
     square = torch.zeros((), dtype=torch.float64, device=flat.device)
-    for chunk in flat.split(_CHUNK):
+    for chunk in torch.split(flat, _CHUNK):
         shape = (NUM_DIRECTIONS, chunk.numel())
         directions = torch.randn(shape, generator=generator, device=flat.device).double()
         values = chunk.double()

@@ -94,20 +94,16 @@ class RankRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """What all ranks of a trial wrote, by rank."""
+    """What all ranks of a trial wrote, by rank. `reason`: why it did not end well, "" where it did."""
 
     ranks: tuple[RankRecord, ...]
+    reason: str = ""
 
     @property
     def status(self) -> Status:
         """Refused where any rank was: the others may have been ended because of it."""
         states = [rank.status for rank in self.ranks]
         return "refused" if "refused" in states else "failed" if "failed" in states else "done"
-
-    @property
-    def reason(self) -> str:
-        """Why it did not end well; a rank that gave a reason of its own speaks first."""
-        return next((rank.reason for rank in self.ranks if rank.status == self.status and rank.reason), "")
 
     @property
     def facts(self) -> RankFacts | None:
@@ -148,7 +144,7 @@ def read_record(path: Path, rank: int, *, missing: str) -> RankRecord:
     prints: dict[tuple[int, What], dict[str, Fingerprint]] = {}
     for kind, content in _lines(path):
         if kind == "facts":
-            facts = RankFacts(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+            facts = _facts(content)
         elif kind == "step":
             steps[content["step"]] = _step(content)
         elif kind == "prints":
@@ -163,6 +159,11 @@ def read_record(path: Path, rank: int, *, missing: str) -> RankRecord:
     return RankRecord(
         rank=rank, facts=facts, steps=steps, prints=prints, status=_status(status), reason=reason
     )
+
+
+def _facts(content: dict[str, Any]) -> RankFacts:
+    lists = {key: tuple(content[key]) for key in ("batch_norms", "dropouts")}
+    return RankFacts(**{**content, **lists})
 
 
 def _status(text: str) -> Status:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -20,7 +22,7 @@ from drivetrain.bench.parity_plan import Trial
 from drivetrain.bench.parity_records import Piece, RankFacts, RankStep, RecordWriter, Sample
 from drivetrain.config.load import load
 from drivetrain.config.schema import RunConfig
-from drivetrain.data.batch import StepBatch
+from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.engine.objective import Objective
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import StepOutput, StepScope
@@ -29,6 +31,7 @@ from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE
 from drivetrain.train.run import Run
+from drivetrain.train.stream import RunStream
 from drivetrain.train.trainer import Trainer
 
 
@@ -43,7 +46,7 @@ def run_trial(trial: Trial, rank: int, num_steps: int) -> int:
         if trial.world_size > 1:
             _open_group(trial, rank, config)
         trainer = Trainer(config, output=trial.run)
-        _Recorded(trainer, record, num_steps).train()
+        _Recorded(trainer, record, num_steps).train(reverses=trial.reverses)
     except ExplainedError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         if isinstance(error, InputError) and (trainer is None or not trainer.run.has_stepped):
@@ -53,7 +56,7 @@ def run_trial(trial: Trial, rank: int, num_steps: int) -> int:
         return ExitCode.FAILED
     except Exception as error:  # noqa: BLE001 - the process's outermost frame
         sys.stderr.write("".join(traceback.format_exception(error)))
-        record.end("failed", f"{type(error).__name__}: {str(error).strip().splitlines()[:1] or ''}")
+        record.end("failed", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         return ExitCode.FAILED
     record.end("done")
     return ExitCode.DONE
@@ -64,8 +67,8 @@ def _one_line(error: ExplainedError) -> str:
 
 
 def _take_place(environ: MutableMapping[str, str], trial: Trial) -> None:
-    """Makes this process one of the trial's ranks, as a launcher would have done: the launch may have more."""
-    environ |= {"WORLD_SIZE": str(trial.world_size), "LOCAL_WORLD_SIZE": str(trial.world_size)}
+    """Makes this process one of the trial's ranks, as a launcher would have: the launch may have more."""
+    environ["WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"] = str(trial.world_size)
     # Both are those of the launch, and several trials must not write into one file.
     environ.pop(RUN_DIR_VARIABLE, None)
     environ.pop("TORCHELASTIC_ERROR_FILE", None)
@@ -79,10 +82,10 @@ def _open_group(trial: Trial, rank: int, config: RunConfig) -> None:
     device = torch.device("cuda", rank) if on_gpu else None
     if device is not None:
         torch.cuda.set_device(device)
-    store, _, _ = next(dist.rendezvous("env://", rank, trial.world_size, timeout=timeout))
+    store, _, _ = next(rendezvous("env://", rank, trial.world_size, timeout=timeout))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=dist.PrefixStore(trial.folder.name, store),
+        store=PrefixStore(trial.folder.name, store),
         rank=rank,
         world_size=trial.world_size,
         timeout=timeout,
@@ -114,10 +117,12 @@ class _Recorded:
         self._num_steps = min(num_steps, trainer.total_steps)
         self._drew_random = False
 
-    def train(self) -> None:
+    def train(self, *, reverses: bool) -> None:
         run, task = self._trainer.run, self._trainer.task
         state, data = self._trainer.begin()
-        run.strategy = _Watched(run.strategy, self)  # type: ignore[assignment]
+        if reverses:
+            _reverse(data)
+        run.strategy = _Watched(run.strategy, self)
         self._record.facts(_facts(run, state.module))
         for batch in data:
             samples, pieces = _samples(batch), _pieces(batch, task.objective)
@@ -142,11 +147,10 @@ class _Recorded:
 
     def _print_weights(self, state: TrainState, step: int) -> None:
         self._record.prints(step, "weight", fingerprints(parameters_of(state.module)))
-        self._record.prints(step, "buffer", fingerprints(_float_buffers(state.module)))
+        if step:
+            self._record.prints(step, "buffer", fingerprints(_float_buffers(state.module)))
 
-    def _step(
-        self, output: StepOutput, samples: dict[int, Sample], pieces: tuple[Piece, ...]
-    ) -> RankStep:
+    def _step(self, output: StepOutput, samples: dict[int, Sample], pieces: tuple[Piece, ...]) -> RankStep:
         return RankStep(
             step=output.step + 1,
             samples=samples,
@@ -155,6 +159,16 @@ class _Recorded:
             grad_norm=output.grad_norm,
             drew_random=self._drew_random,
         )
+
+
+def _reverse(data: RunStream) -> None:
+    """From now on the model gets each micro-batch's samples the other way round."""
+    given = data.device_batches
+
+    def reversed_batches(step: StepBatch) -> Iterator[MicroBatch]:
+        return (micro.map_tensors(lambda tensor: tensor.flip(0)) for micro in given(step))
+
+    data.device_batches = reversed_batches  # type: ignore[method-assign]
 
 
 def _samples(batch: StepBatch) -> dict[int, Sample]:

@@ -7,6 +7,7 @@ next trial. Nothing here may start threads or touch CUDA before a fork.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -20,11 +21,11 @@ from drivetrain.spec.rank_env import read_rank_env
 
 _LOOK_S = 0.02
 # From the first rank that did not end well: how long the others may take to say why themselves, or to end.
-_GRACE_S = 5.0
+_GRACE_S = 3.0
 
 
 def run_trials(plan: Plan, rank: int) -> None:
-    """Runs this rank's part of each trial of `plan`, in turn. Called by as many ranks as the largest needs."""
+    """Runs this rank's part of each trial, in turn. Called by as many ranks as the largest trial has."""
     deadline_s = time.monotonic()
     for trial in plan.trials:
         # What waits for others would wait at most for all the trials before.
@@ -34,24 +35,26 @@ def run_trials(plan: Plan, rank: int) -> None:
         if rank == 0:
             _say(trial)
             trial.started.touch()
-        elif not _wait_until_started(trial, deadline_s):
+        elif not _wait_until_started(plan, trial, deadline_s):
             return
         _run_child(trial, rank, plan.num_steps)
         if rank == 0:
             _wait_for_others(trial)
             if trial is plan.trials[0] and set(trial.ended().values()) != {0}:
+                plan.over.touch()
                 return
 
 
 def _say(trial: Trial) -> None:
     ranks = "1 process" if trial.world_size == 1 else f"{trial.world_size} processes"
-    print(f"{PROGRESS_MARK}{trial.name} on {ranks} …", flush=True)
+    sys.stdout.write(f"{PROGRESS_MARK}{trial.name} on {ranks} …\n")
+    sys.stdout.flush()
 
 
-def _wait_until_started(trial: Trial, deadline_s: float) -> bool:
+def _wait_until_started(plan: Plan, trial: Trial, deadline_s: float) -> bool:
     """Whether rank 0 has begun; if it has died, the launcher ends this process too."""
     while not trial.started.exists():
-        if time.monotonic() > deadline_s:
+        if plan.over.exists() or time.monotonic() > deadline_s:
             return False
         time.sleep(_LOOK_S)
     return True
@@ -67,13 +70,12 @@ def _run_child(trial: Trial, rank: int, num_steps: int) -> None:
         child = os.fork()
     if child == 0:
         _become_trial(trial, rank, num_steps)
-    code = None
     try:
         code = _wait_for_child(child, trial)
-    finally:
-        if code is None:  # this process is being ended
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+    except BaseException:  # this process is being ended
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     trial.mark_ended(rank, code)
 
 
@@ -91,18 +93,20 @@ def _become_trial(trial: Trial, rank: int, num_steps: int) -> None:
         os._exit(code)
 
 
-def _wait_for_child(child: int, trial: Trial) -> int:
-    """The child's exit code, or minus the signal that ended it."""
+def _wait_for_child(child: int, trial: Trial) -> int | None:
+    """The child's exit code, or minus the signal that ended it; None where that had to be done here."""
     late_s = time.monotonic() + trial.timeout_s
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         now_s = time.monotonic()
-        if any(trial.ended().values()):
+        if any(code != 0 for code in trial.ended().values()):
             late_s = min(late_s, now_s + _GRACE_S)
         if now_s > late_s:
             os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
         time.sleep(_LOOK_S)
 
 
@@ -114,10 +118,8 @@ def _wait_for_others(trial: Trial) -> None:
 
 def _import_early(plan: Plan) -> None:
     """What the trials will need."""
-    import torch._dynamo  # noqa: F401  the first optimizer step imports it
-    import torch.distributed.tensor  # noqa: F401
-
-    import drivetrain.bench.parity_trial
+    for module in ("torch._dynamo", "drivetrain.bench.parity_trial"):  # an optimizer imports the first
+        importlib.import_module(module)
     from drivetrain.engine.strategies import load_strategy
     from drivetrain.spec.errors import InputError
 

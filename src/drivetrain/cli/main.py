@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "launch": ("drivetrain.cli.launch", "Run your own script on every rank, as torchrun would."),
     "data": ("drivetrain.cli.data", "Prepare data: text files into a token file."),
+    "parity": ("drivetrain.cli.parity", "Compare strategies with one process, step by step."),
     "export": ("drivetrain.cli.export", "Write a run's weights as safetensors."),
 }
 
