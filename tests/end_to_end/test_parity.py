@@ -144,9 +144,9 @@ def test_a_difference_ends_with_4_and_keeps_the_runs(shell, tmp_path):
 
 
 def test_an_interruption_ends_every_process(tmp_path):
+    endless = ["--strategies", "ddp", "--steps", "100000", "--epochs", "100000", "--device", "cpu"]
     started = subprocess.Popen(
-        [sys.executable, "-m", "drivetrain", "parity", "digits", "--strategies", "ddp", "--steps", "100000"]
-        + ["--epochs", "100000", "--device", "cpu"],
+        [sys.executable, "-m", "drivetrain", "parity", "digits", *endless],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

@@ -77,3 +77,63 @@ class Trial:
             for rank in range(self.world_size)
         )
         return TrialRecord(ranks=ranks, reason=self._headline(ranks, ended))
+
+    def _how(self, rank: int, ended: Mapping[int, int | None]) -> str:
+        if rank not in ended:
+            return f"rank {rank} was not started"
+        code = ended[rank]
+        if code is None:
+            return f"rank {rank} was stopped, after {self.timeout_s:g} s or because another rank had failed"
+        if code < 0:
+            return f"rank {rank} was ended by signal {-code}"
+        return f"rank {rank} ended with exit code {code} before it was done"
+
+    def _headline(self, ranks: tuple[RankRecord, ...], ended: Mapping[int, int | None]) -> str:
+        """The reason of the rank that failed first. One that died speaks before the others, whose words are
+        about their lost connection to it; those that were stopped speak last."""
+
+        def order(rank: int) -> int:
+            code = ended[rank]
+            return 2 if code is None else 0 if code < 0 else 1
+
+        refused = [item.reason for item in ranks if item.status == "refused"]
+        ordered = [ranks[rank].reason for rank in sorted(ended, key=order) if ranks[rank].status != "done"]
+        rest = [item.reason for item in ranks if item.status != "done"]
+        return next(iter([*refused, *ordered, *rest]), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The trials of one launch. The first is the reference: where it fails, the rest is left out."""
+
+    folder: Path
+    num_steps: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def over(self) -> Path:
+        return self.folder / "over"
+
+    @property
+    def world_size(self) -> int:
+        return max(trial.world_size for trial in self.trials)
+
+
+def trial_folder(folder: Path, index: int, name: str, world_size: int) -> Path:
+    """Creates the folder of trial `index`."""
+    words = re.sub(r"[^\w.-]+", "-", name).strip("-")
+    path = folder / "trials" / f"{index:02d}-{words}-x{world_size}"
+    path.mkdir(parents=True)
+    return path
+
+
+def write_plan(plan: Plan) -> None:
+    trials = [{**dataclasses.asdict(trial), "folder": str(trial.folder)} for trial in plan.trials]
+    text = json.dumps({"num_steps": plan.num_steps, "trials": trials}, indent=1)
+    (plan.folder / "plan.json").write_text(text, encoding="utf-8")
+
+
+def read_plan(folder: Path) -> Plan:
+    raw = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    trials = tuple(Trial(**{**item, "folder": Path(item["folder"])}) for item in raw["trials"])
+    return Plan(folder=folder, num_steps=raw["num_steps"], trials=trials)
