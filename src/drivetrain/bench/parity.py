@@ -118,7 +118,8 @@ def run_trials(plan: Plan, say: Say) -> list[TrialRecord]:
         command=(sys.executable, "-u", "-m", "drivetrain.bench.parity_worker", str(plan.folder)),
         folder=plan.folder,
         nproc_per_node=plan.world_size,
-        environment=threads,
+        # The question whether CUDA is there must not initialise it: the ranks fork.
+        environment={**threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
     )
     outcome = launch(request, screen=lambda text: _show(text, say), note=say)
     if outcome.exit_code:

@@ -300,10 +300,10 @@ def _which(factor: float, case: _Case) -> str:
     """Names the number, where it is one of the run's own."""
     ranks = len(case.trial.ranks)
     pieces = max((len(s.pieces) for s in _first_steps(case.trial)), default=1)
-    named = {
-        ranks: f"the {ranks} ranks",
-        pieces: f"the {pieces} micro-batches of a rank",
+    named = {  # of equal numbers the last counts
         ranks * pieces: f"the {ranks * pieces} micro-batches of all ranks",
+        pieces: f"the {pieces} micro-batches of a rank",
+        ranks: f"the {ranks} ranks",
     }
     for number, words in named.items():
         for value, how in ((number, "a sum"), (1 / number, "a mean")):
