@@ -154,9 +154,8 @@ def _written(
 
 def _check_reference(reference: TrialRecord, folder: Path) -> None:
     if reference.status == "refused":
-        raise InputError(
-            "the single-process run", reference.reason, "see that drivetrain train takes the recipe"
-        )
+        asked, _, do = reference.reason.rpartition(" → ")
+        raise InputError("the single-process run", asked, do)
     if reference.status == "failed":
         raise ExplainedError(
             "the single-process run, which the strategies are compared with",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drivetrain.config.schema import STRATEGIES
 from drivetrain.spec.errors import InputError
@@ -68,6 +68,20 @@ def candidates(written: str, world_sizes: Iterable[int]) -> tuple[Candidate, ...
                 candidate = _planned(strategy, degrees, world_size)
                 found.setdefault((candidate.name, candidate.world_size), candidate)
     return tuple(found.values())
+
+
+def check_gpus(found: Sequence[Candidate], num_gpus: int) -> tuple[Candidate, ...]:
+    """`found`, without what needs several GPUs in one process where `num_gpus` are used."""
+    reason = (
+        f"it spreads over the GPUs of one process, and {num_gpus} are used here: it would be the run in one"
+        " process itself"
+    )
+    return tuple(
+        replace(candidate, layout=None, reason=reason)
+        if num_gpus < 2 and candidate.strategy != REFERENCE and _runs_in_one_process(candidate.strategy)
+        else candidate
+        for candidate in found
+    )
 
 
 def parse_world_sizes(written: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import traceback
@@ -32,6 +33,7 @@ from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE
 from drivetrain.train.run import Run
 from drivetrain.train.stream import RunStream
+from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 
 
@@ -63,7 +65,7 @@ def run_trial(trial: Trial, rank: int, num_steps: int) -> int:
 
 
 def _one_line(error: ExplainedError) -> str:
-    return f"{error.asked}: {error.found}"
+    return " ".join(f"{error.asked}: {error.found} → {error.do}".split())
 
 
 def _take_place(environ: MutableMapping[str, str], trial: Trial) -> None:
@@ -118,7 +120,8 @@ class _Recorded:
         self._drew_random = False
 
     def train(self, *, reverses: bool) -> None:
-        run, task = self._trainer.run, self._trainer.task
+        run, task = self._trainer.run, _unprepared(self._trainer.task)
+        self._trainer.task = task
         state, data = self._trainer.begin()
         if reverses:
             _reverse(data)
@@ -159,6 +162,24 @@ class _Recorded:
             grad_norm=output.grad_norm,
             drew_random=self._drew_random,
         )
+
+
+class _OneByOne:
+    """A data set whose samples are read, although it has prepared batches, which do not depend on samples."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+def _unprepared(task: Task) -> Task:
+    is_prepared = getattr(task.train_data, "prepared", False)
+    return dataclasses.replace(task, train_data=_OneByOne(task.train_data)) if is_prepared else task
 
 
 def _reverse(data: RunStream) -> None:

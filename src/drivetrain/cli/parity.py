@@ -89,14 +89,14 @@ def run(asked: _Asked) -> int:
         InputError: a mistake on the command line, or a recipe that cannot be trained.
     """
     from drivetrain.bench.parity import TrialsEndedError, run_parity
-    from drivetrain.bench.parity_candidates import candidates
+    from drivetrain.bench.parity_candidates import candidates, check_gpus
 
     _check_overrides(asked.overrides)
     settings = _settings(asked.overrides)
     found = candidates(asked.strategies, _world_sizes(asked))
     config = _config(asked, settings, ())
     _check_batch(config, found)
-    _check_devices(config, max(candidate.world_size for candidate in found))
+    found = check_gpus(found, _num_gpus(config, max(candidate.world_size for candidate in found)))
     with _temporary_folder() as folder:
         try:
             parity = run_parity(
@@ -233,8 +233,12 @@ def _check_batch(config: RunConfig, found: Sequence[Candidate]) -> None:
             )
 
 
-def _check_devices(config: RunConfig, num_processes: int) -> None:
-    """Raises InputError where GPUs are used and there are fewer than processes."""
+def _num_gpus(config: RunConfig, num_processes: int) -> int:
+    """How many GPUs this machine has for the comparison; 0 where it is made on the CPU.
+
+    Raises:
+        InputError: GPUs are used, and there are fewer than processes.
+    """
     from drivetrain.config.resolve import Resources, resolve
     from drivetrain.hardware.cpu import usable_cpus
     from drivetrain.hardware.gpus import visible_gpus
@@ -248,7 +252,10 @@ def _check_devices(config: RunConfig, num_processes: int) -> None:
         num_gpus_by_files=gpus.count_by_files,
     )
     launch = config.launch.model_copy(update={"nproc_per_node": num_processes})
-    resolve(config.model_copy(update={"launch": launch}), resources)
+    resolved = resolve(config.model_copy(update={"launch": launch}), resources)
+    if resolved.device == "cpu":
+        return 0
+    return gpus.count if isinstance(gpus.count, int) else gpus.count_by_files or 0
 
 
 def _run(**values: Any) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drivetrain.bench.parity_candidates import candidates, parse_world_sizes
+from drivetrain.bench.parity_candidates import candidates, check_gpus, parse_world_sizes
 from drivetrain.config.schema import STRATEGIES
 from drivetrain.spec.errors import InputError
 
@@ -35,6 +35,15 @@ def test_degrees_belong_to_the_strategy_before_them():
 
 def test_each_world_size_once_and_what_uses_one_process_only_there():
     assert named("data_parallel,ddp", 3, 1, 3) == [("data_parallel", 1), ("ddp", 1), ("ddp", 3)]
+
+
+@pytest.mark.parametrize("num_gpus, runs", [(0, False), (1, False), (2, True)])
+def test_one_process_with_several_gpus_needs_these(num_gpus, runs):
+    single, parallel, ddp = check_gpus(candidates("single,data_parallel,ddp", [2]), num_gpus)
+    assert (parallel.layout is not None) == runs
+    assert runs or f"{num_gpus} are used here" in parallel.reason
+    assert ddp.layout is not None
+    assert single.layout is not None
 
 
 @pytest.mark.parametrize("written", ["tensor:tp=3", "ddp:tp=2"])
