@@ -11,13 +11,18 @@ import pytest
 
 import drivetrain
 
-ROOMS_WITHOUT_TORCH = ("spec", "config", "hardware", "telemetry", "launch", "report", "doctor", "cli")
+ROOMS_WITHOUT_TORCH = (
+    *("spec", "config", "hardware", "telemetry", "launch", "report"),
+    *("doctor", "bench", "cli"),
+)
 # The parts of those rooms that run inside a rank.
 WITH_TORCH = (
     "drivetrain.telemetry.ranks",
     "drivetrain.launch.agent",
     "drivetrain.doctor.functional_worker",
     "drivetrain.doctor.torch_worker",
+    "drivetrain.bench.parity_fingerprint",
+    "drivetrain.bench.parity_trial",
 )
 SOURCE = Path(drivetrain.__file__).parent
 
