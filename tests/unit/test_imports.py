@@ -23,6 +23,7 @@ WITH_TORCH = (
     "drivetrain.doctor.torch_worker",
     "drivetrain.bench.parity_fingerprint",
     "drivetrain.bench.parity_trial",
+    "drivetrain.bench.traffic_worker",
 )
 SOURCE = Path(drivetrain.__file__).parent
 
