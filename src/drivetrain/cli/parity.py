@@ -41,7 +41,7 @@ _TAKEN = {
 }
 _FLAGS = tuple(flag for flag in DAILY_FLAGS if flag.key not in _TAKEN)
 
-_HELP = """Train RECIPE for some steps under each strategy and compare with one process.
+_HELP = """Train RECIPE for some steps under each strategy and compare with one process; or compare two runs.
 
 At every step: which samples came, what they held, the loss; at the first and the last also gradients (before
 clipping) and weights. The first difference is named, with its likely cause. Computed in fp32 with
@@ -51,6 +51,7 @@ Exit code: 0 all equal, 4 a difference, 1 a strategy failed, 2 usage, or nothing
 cannot run here is listed as not checked.
 
 \b
+drivetrain parity runs/a runs/b                       # the first step at which two finished runs part
 drivetrain parity digits --strategies all -j 1x2
 drivetrain parity gpt --strategies ddp --world-sizes 1,2,3
 drivetrain parity gpt --strategies fsdp:tp=2,pipeline:pp=2,dp_replicate=2 -j 1x4 --micro-batch 2
@@ -259,6 +260,14 @@ def _num_gpus(config: RunConfig, num_processes: int) -> int:
 
 
 def _run(**values: Any) -> int:
+    named: tuple[str, ...] = values["recipe"]
+    if len(named) == 2:
+        return _compare_runs(*named, as_json=values["as_json"])
+    if len(named) > 2:
+        raise InputError(" ".join(named), "more than two were named", "name a recipe, or two runs")
+    if values["strategies"] is None:
+        do = "add --strategies all, or name a second run"
+        raise InputError(f"parity {' '.join(named)}", "nothing is named to compare it with", do)
     overrides = list(click.get_current_context().meta["overrides"])
     for flag in _FLAGS:
         value = values[_parameter(flag.name)]
@@ -266,7 +275,7 @@ def _run(**values: Any) -> int:
             overrides.append(from_command_line(flag.name, value, key=flag.key))
     return run(
         _Asked(
-            recipe=values["recipe"],
+            recipe=named[0] if named else None,
             strategies=values["strategies"],
             layout=values["layout"],
             world_sizes=values["world_sizes"],
@@ -277,6 +286,17 @@ def _run(**values: Any) -> int:
     )
 
 
+def _compare_runs(a: str, b: str, *, as_json: bool) -> int:
+    from drivetrain.bench import run_comparison
+
+    comparison = run_comparison.compare_runs(Path(a), Path(b))
+    if as_json:
+        show(json.dumps(run_comparison.as_json(comparison), indent=2), what="the result")
+    else:
+        show(run_comparison.as_text(comparison), what="the result")
+    return ExitCode.PARITY if comparison.partings else ExitCode.DONE
+
+
 def _parameter(name: str) -> str:
     return name.removeprefix("--").replace("-", "_")
 
@@ -285,10 +305,9 @@ command = TrainCommand(
     "parity",
     callback=_run,
     params=[
-        click.Argument(["recipe"], required=False),
+        click.Argument(["recipe"], nargs=-1, metavar="RECIPE | RUN_A RUN_B"),
         click.Option(
             ["--strategies"],
-            required=True,
             metavar="all|NAME[:AXIS=N,…],…",
             help="Which to compare; with degrees of the mesh, if wanted. all: each there is, and from 4"
             " processes on ddp × tp, fsdp × tp and pp × dp.",
