@@ -61,6 +61,42 @@ class Residual(nn.Module):
         return x + torch.tanh(self.linear(self.norm(x)))
 
 
+def torchvision_vit() -> nn.Module:
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    shape = {"image_size": 6, "patch_size": 3, "num_layers": 2, "num_heads": 4, "hidden_dim": 32}
+    model = VisionTransformer(**shape, mlp_dim=64, num_classes=2)
+    model.conv_proj = nn.Conv2d(1, 32, 3, 3)
+    nn.init.normal_(model.heads.head.weight)  # zeros would have no gradient pass in the first step
+    return model
+
+
+def timm_vit(**options: Any) -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    shape = {"img_size": 6, "patch_size": 3, "in_chans": 1, "depth": 2, "num_heads": 4, "embed_dim": 32}
+    return VisionTransformer(**shape, num_classes=2, **options)
+
+
+class Planned(nn.Module):
+    """A model that says itself how it is split, with a norm that each rank applies to its part."""
+
+    def __init__(self, *, inner: int = 64, plan: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self.inside = nn.LayerNorm(8)
+        self.up = nn.Linear(36, inner)
+        self.down = nn.Linear(inner, 32)
+        self.head = nn.Linear(32, 2)
+        self._plan = plan or {"inside": "inside", "up": "column", "down": "row", "head": "vocabulary"}
+
+    def tensor_plan(self) -> dict[str, str]:
+        return self._plan
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.relu(self.up(x.flatten(1))).unflatten(1, (-1, 8))
+        return self.head(torch.tanh(self.down(self.inside(parts).flatten(1))))
+
+
 class Net(nn.Module):
     """Several layers, so that DDP has an order of gradients to settle; with dropout and a norm if asked."""
 
@@ -100,6 +136,7 @@ def train(
     net: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
     optimizer: str = "adamw",
+    model: str = "Net",
     own_loop: bool = False,
     lr: float = 0.01,
     device: str = "cpu",
@@ -120,7 +157,7 @@ def train(
     saved: list[int] = []
     with run:
         state = run.setup(
-            lambda: Net(**(net or {})),
+            lambda: globals()[model](**(net or {})),
             OptimizerSpec(name=optimizer, lr=lr, weight_decay=weight_decay, momentum=0.9),
             Schedule(name="cosine", total_steps=40, warmup_steps=4),
         )

@@ -11,6 +11,7 @@ _WHERE = {
     "single": "drivetrain.engine.strategies.single:Single",
     "ddp": "drivetrain.engine.strategies.ddp:Ddp",
     "fsdp": "drivetrain.engine.strategies.fsdp:Fsdp",
+    "tensor": "drivetrain.engine.strategies.fsdp:tensor",
 }
 
 
