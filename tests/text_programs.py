@@ -60,17 +60,24 @@ def train(*, folder: str, steps: int = 12, micro_batch: int | str = "auto", **op
 
     trained: list[Any] = []
     trainer.run.train_step = watched  # type: ignore[method-assign]
+    end, kept = trainer.run.end, {"weights": {}, "ema": {}}
+
+    def keep_weights() -> None:
+        # Before the ranks part: a sharded weight is whole only together.
+        average = trained[-1].ema
+        kept["weights"] = {name: whole(tensor) for name, tensor in trained[-1].module.state_dict().items()}
+        kept["ema"] = {name: whole(t) for name, t in average.weights.items()} if average else {}
+        end()
+
+    trainer.run.end = keep_weights  # type: ignore[method-assign]
     result = trainer.fit()
-    weights = {name: whole(tensor) for name, tensor in trained[-1].module.state_dict().items()}
-    average = trained[-1].ema
     return {
         "ids": ids,
         "losses": losses,
         "norms": norms,
         "metrics": result.metrics,
-        "weights": weights,
-        "ema": {name: whole(tensor) for name, tensor in average.weights.items()} if average else {},
         "first_step": result.steps - len(losses),
+        **kept,
     }
 
 
