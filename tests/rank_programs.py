@@ -7,122 +7,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import drivetrain as dt
+from drivetrain.engine.objective import call_model
 from drivetrain.engine.optimizers import OptimizerSpec, Schedule
 from drivetrain.engine.settings import CheckpointPolicy
+from drivetrain.telemetry.events import StepEvent
+from drivetrain.telemetry.reader import read_events
+from rank_tasks import TASKS, Net, Points, SmallTask
 
-NUM_SAMPLES = 52
 GLOBAL_BATCH = 8  # which 3 does not divide
-
-
-class Points:
-    """52 fixed points with a label; `bad` ones cannot be read, labels and values can be spoilt."""
-
-    def __init__(self, *, bad: tuple[int, ...] = (), nan_at: int | None = None) -> None:
-        generator = torch.Generator().manual_seed(7)
-        self.x = torch.randn(NUM_SAMPLES, 1, 6, 6, generator=generator)
-        self.y = (self.x.mean(dim=(1, 2, 3)) > 0).long()
-        self.bad = bad
-        if nan_at is not None:
-            self.x[nan_at] = float("nan")
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index in self.bad:
-            raise OSError(f"sample {index} cannot be read")
-        return self.x[index], int(self.y[index])
-
-
-def draw(generator: np.random.Generator) -> np.ndarray:
-    return generator.normal(size=2).astype(np.float32)
-
-
-def render(sample: tuple[Tensor, int], params: Any) -> tuple[Tensor, int]:
-    scale, shift = (0.0, 0.0) if params is None else (float(params[0]), float(params[1]))
-    return sample[0] * (1 + 0.1 * scale) + 0.1 * shift, sample[1]
-
-
-class Residual(nn.Module):
-    """A block that repeats, so that fsdp has something to shard by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(32)
-        self.linear = nn.Linear(32, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.linear(self.norm(x)))
-
-
-def torchvision_vit() -> nn.Module:
-    from torchvision.models.vision_transformer import VisionTransformer
-
-    shape = {"image_size": 6, "patch_size": 3, "num_layers": 2, "num_heads": 4, "hidden_dim": 32}
-    model = VisionTransformer(**shape, mlp_dim=64, num_classes=2)
-    model.conv_proj = nn.Conv2d(1, 32, 3, 3)
-    nn.init.normal_(model.heads.head.weight)  # zeros would have no gradient pass in the first step
-    return model
-
-
-def timm_vit(**options: Any) -> nn.Module:
-    from timm.models.vision_transformer import VisionTransformer
-
-    shape = {"img_size": 6, "patch_size": 3, "in_chans": 1, "depth": 2, "num_heads": 4, "embed_dim": 32}
-    return VisionTransformer(**shape, num_classes=2, **options)
-
-
-class Planned(nn.Module):
-    """A model that says itself how it is split, with a norm that each rank applies to its part."""
-
-    def __init__(self, *, inner: int = 64, plan: dict[str, str] | None = None) -> None:
-        super().__init__()
-        self.inside = nn.LayerNorm(8)
-        self.up = nn.Linear(36, inner)
-        self.down = nn.Linear(inner, 32)
-        self.head = nn.Linear(32, 2)
-        self._plan = plan or {"inside": "inside", "up": "column", "down": "row", "head": "vocabulary"}
-
-    def tensor_plan(self) -> dict[str, str]:
-        return self._plan
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = torch.relu(self.up(x.flatten(1))).unflatten(1, (-1, 8))
-        return self.head(torch.tanh(self.down(self.inside(parts).flatten(1))))
-
-
-class Net(nn.Module):
-    """Several layers, so that DDP has an order of gradients to settle; with dropout and a norm if asked."""
-
-    def __init__(
-        self, *, norm: str = "group", dropout: float = 0.0, unused: bool = False, repeats: int = 0
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8) if norm == "batch" else nn.GroupNorm(2, 8)
-        self.dropout = nn.Dropout(dropout)
-        self.hidden = nn.Linear(8 * 36, 32)
-        self.residuals = nn.ModuleList(Residual() for _ in range(repeats))
-        self.head = nn.Linear(32, 2)
-        self.unused = nn.Linear(3, 3) if unused else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.conv(x))).flatten(1)
-        x = torch.relu(self.dropout(self.hidden(x)))
-        for residual in self.residuals:
-            x = residual(x)
-        return self.head(x)
+EVALUATED = (1, 7)  # samples: fewer than ranks, and a number that nothing divides
 
 
 def train(
     *,
     steps: int,
+    task: str = "points",
     output: str | None = None,
     save_every: int | None = None,
     every_minutes: float | None = None,
@@ -136,13 +39,15 @@ def train(
     net: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
     optimizer: str = "adamw",
-    model: str = "Net",
     own_loop: bool = False,
     lr: float = 0.01,
     device: str = "cpu",
+    losses: list[float] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Trains `steps` steps; the ids, parameters and losses of each, and the final weights and buffers."""
+    """Trains `steps` steps; the ids, parameters, losses and gradient norms of each, evaluations by step and
+    number of samples, the step events of this rank (with an `output`), and the final weights and buffers."""
+    small = TASKS[task]
     run = dt.Run(
         global_batch=GLOBAL_BATCH,
         seed=seed,
@@ -151,22 +56,23 @@ def train(
         checkpoint=CheckpointPolicy(every_steps=save_every, every_minutes=every_minutes, keep=keep),
         **settings,
     )
-    objective = dt.Objective(loss=lambda out, micro: dt.cross_entropy(out, micro.y))
     seen: list[Any] = []
-    losses: list[float] = []
+    losses = [] if losses is None else losses
+    norms: list[float | None] = []
+    evaluations: dict[tuple[int, int], dict[str, float]] = {}
     saved: list[int] = []
     with run:
         state = run.setup(
-            lambda: globals()[model](**(net or {})),
+            lambda: small.build_model(**small.defaults | (net or {})),
             OptimizerSpec(name=optimizer, lr=lr, weight_decay=weight_decay, momentum=0.9),
             Schedule(name="cosine", total_steps=40, warmup_steps=4),
         )
         first_step = state.step
         for step in run.stream(
-            Points(**(data or {})),
+            small.build_data(**(data or {})),
             steps=steps,
-            draw=draw,
-            render=render,
+            draw=small.draw,
+            render=small.render,
             shuffle=shuffle,
             loader_cost="memory",
         ):
@@ -177,16 +83,21 @@ def train(
                         step.index,
                         micro.positions[valid].tolist(),
                         micro.ids[valid].tolist(),
-                        micro.params[valid],
+                        micro.params[valid].tolist() if micro.params is not None else None,
                     )
                 )
-            out = _own_step(run, state, step) if own_loop else run.train_step(state, step, objective)
+            if own_loop:
+                out = _own_step(run, state, step, small)
+            else:
+                out = run.train_step(state, step, small.objective)
             if run.world.rank == 0 or not only_first_reads_loss:
                 losses.append(out.loss)
+                norms.append(out.grad_norm)
             if run.checkpoint_if_due(state, step) is not None:
                 saved.append(state.step)
             if evaluate_every and state.step % evaluate_every == 0:
-                run.evaluate(state, Points(), objective, {}, render=render, loader_cost="memory")
+                for size in EVALUATED:
+                    evaluations[state.step, size] = _evaluate(run, state, small, size)
             time.sleep(pause_s)
         weights = {name: whole(t) for name, t in state.module.state_dict().items()}
         ema = {name: whole(t) for name, t in state.ema.weights.items()} if state.ema else {}
@@ -195,13 +106,36 @@ def train(
         "first_step": first_step,
         "seen": seen,
         "losses": losses,
+        "norms": norms,
+        "evaluations": evaluations,
+        "events": _step_events(run),
         "saved": saved,
         "weights": weights,
         "ema": ema,
         "scale": scale,
         "notes": run.notes,
         "accumulation": run.plan.accumulation,
+        "copies": run.world.size // run.layout.num_data_ranks,
     }
+
+
+def _evaluate(run: dt.Run, state: Any, small: SmallTask, size: int) -> dict[str, float]:
+    return run.evaluate(
+        state,
+        small.build_data(num_samples=size),
+        small.objective,
+        small.build_metrics(),
+        batch=2,
+        render=small.render,
+        update=small.update,
+        loader_cost="memory",
+    )
+
+
+def _step_events(run: dt.Run) -> list[StepEvent]:
+    if run.run_dir is None:
+        return []
+    return [e for e in read_events(run.run_dir.rank_events(run.world.rank)) if isinstance(e, StepEvent)]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -209,23 +143,25 @@ def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
 
 
-def _own_step(run: dt.Run, state: Any, step: Any) -> Any:
-    with run.step(state, step) as scope:
+def _own_step(run: dt.Run, state: Any, step: Any, small: SmallTask) -> Any:
+    objective = small.objective
+    with run.step(state, step, objective.weight) as scope:
         for micro in scope.micro_batches():
-            losses = dt.cross_entropy(state.model(micro.x), micro.y)
+            losses = objective.loss(call_model(state.model, objective.inputs(micro)), micro)
             scope.backward((losses * micro.weight).sum())
         scope.clip(0.5)
         return scope.apply()
 
 
 def samples_by_step(results: list[dict[str, Any]]) -> dict[int, list[tuple[int, int, list[float]]]]:
-    """Each global batch over all ranks: (position, id, parameters), in order of position."""
+    """Each global batch over all ranks: (position, id, parameters), in order of position. A sample that ranks
+    see together stands once."""
     steps: dict[int, list[tuple[int, int, list[float]]]] = {}
     for result in results:
         for index, positions, ids, params in result["seen"]:
-            rows = zip(positions, ids, params.tolist(), strict=True)
+            rows = zip(positions, ids, params or [[]] * len(ids), strict=True)
             steps.setdefault(index, []).extend(rows)
-    return {index: sorted(rows) for index, rows in steps.items()}
+    return {index: sorted(rows)[:: results[0]["copies"]] for index, rows in steps.items()}
 
 
 def failing(expected: str, **arguments: Any) -> str:
@@ -237,6 +173,18 @@ def failing(expected: str, **arguments: Any) -> str:
             raise
         return str(error)
     raise AssertionError(f"{expected} was not raised")
+
+
+def refused(**arguments: Any) -> str:
+    """Runs `train`, which must raise `InputError` before any step; returns its text."""
+    losses: list[float] = []
+    try:
+        train(losses=losses, **arguments)
+    except dt.InputError as error:
+        if losses:
+            raise AssertionError(f"refused only after {len(losses)} steps: {error}") from error
+        return str(error)
+    raise AssertionError(f"not refused: {arguments}")
 
 
 def train_with_full_disk(*, output: str, fill: str) -> tuple[str, str]:
@@ -274,34 +222,3 @@ def _fill(path: Path) -> None:
                 file.write(b"x" * size)
             except OSError:
                 size //= 2
-
-
-def evaluate(*, num_samples: int) -> dict[str, float]:
-    """Evaluates an untrained net on the first samples, with a metric that counts what it is given."""
-    from torchmetrics.aggregation import SumMetric
-    from torchmetrics.classification import MulticlassAccuracy
-
-    class First(Points):
-        def __len__(self) -> int:
-            return num_samples
-
-    def update(metric: Any, output: Tensor, micro: Any) -> None:
-        valid = micro.weight > 0
-        if isinstance(metric, SumMetric):
-            metric.update(micro.weight.sum())
-        else:
-            metric.update(output[valid], micro.y[valid])
-
-    run = dt.Run(global_batch=GLOBAL_BATCH, seed=3, device="cpu")
-    objective = dt.Objective(loss=lambda out, micro: dt.cross_entropy(out, micro.y))
-    with run:
-        state = run.setup(Net, OptimizerSpec(lr=0.01))
-        return run.evaluate(
-            state,
-            First(),
-            objective,
-            {"accuracy": MulticlassAccuracy(num_classes=2, average="micro"), "count": SumMetric()},
-            batch=4,
-            update=update,
-            loader_cost="memory",
-        )

@@ -13,7 +13,6 @@ from drivetrain.data.token_file import TokenWriter
 from drivetrain.train.models.gpt import Gpt
 from drivetrain.train.models.gpt_config import GptConfig
 from drivetrain.train.trainer import Trainer
-from rank_programs import whole
 
 TINY = {"num_layers": 2, "width": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_width": 64}
 SHAPE = GptConfig(vocab_size=61, max_sequence_length=16, **TINY)
@@ -47,38 +46,20 @@ def train(*, folder: str, steps: int = 12, micro_batch: int | str = "auto", **op
     trainer = Trainer(config)
     ids: list[list[int]] = []
     losses: list[float] = []
-    norms: list[float | None] = []
     step_of = trainer.run.train_step
 
     def watched(state: Any, step: Any, objective: Any) -> Any:
         ids.append([i for micro in step.micro_batches for i in micro.ids.tolist() if i >= 0])
         out = step_of(state, step, objective)
         losses.append(out.loss)
-        norms.append(out.grad_norm)
-        trained.append(state)
+        trained.append(state.module)
         return out
 
-    trained: list[Any] = []
+    trained: list[torch.nn.Module] = []
     trainer.run.train_step = watched  # type: ignore[method-assign]
-    end, kept = trainer.run.end, {"weights": {}, "ema": {}}
-
-    def keep_weights() -> None:
-        # Before the ranks part: a sharded weight is whole only together.
-        average = trained[-1].ema
-        kept["weights"] = {name: whole(tensor) for name, tensor in trained[-1].module.state_dict().items()}
-        kept["ema"] = {name: whole(t) for name, t in average.weights.items()} if average else {}
-        end()
-
-    trainer.run.end = keep_weights  # type: ignore[method-assign]
     result = trainer.fit()
-    return {
-        "ids": ids,
-        "losses": losses,
-        "norms": norms,
-        "metrics": result.metrics,
-        "first_step": result.steps - len(losses),
-        **kept,
-    }
+    weights = {name: tensor.detach().clone() for name, tensor in trained[-1].state_dict().items()}
+    return {"ids": ids, "losses": losses, "metrics": result.metrics, "weights": weights}
 
 
 def sharded_weights() -> dict[str, Any]:

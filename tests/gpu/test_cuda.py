@@ -83,3 +83,19 @@ def test_one_gpu_alone_may_read_the_loss(ranks, options):
         2, programs.train, steps=STEPS, device="cuda", only_first_reads_loss=True, timeout_s=60, **options
     )
     assert len(results[0]["losses"]) == STEPS
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason=f"needs 2 GPUs, {NUM_GPUS} here")
+@pytest.mark.parametrize(("task", "precision"), [("points", "fp32"), ("text", "fp32"), ("points", "bf16")])
+def test_data_parallel_trains_and_evaluates_over_all_gpus_as_one_does(ranks, task, precision):
+    options = {
+        "steps": STEPS, "device": "cuda", "task": task, "precision": precision, "clip_norm": 0.5,
+        "ema_decay": 0.9, "micro_batch": 5, "evaluate_every": STOP, "timeout_s": 120,
+    }  # fmt: skip
+    one = ranks.run(1, programs.train, strategy="single", **options)[0]
+    all_of_them = ranks.run(1, programs.train, strategy="data_parallel", **options)[0]
+    rel = 1e-3 if precision == "fp32" else 0.1
+    assert all_of_them["losses"] == pytest.approx(one["losses"], rel=rel)
+    assert all_of_them["losses"] != one["losses"]  # it is not one GPU that computed
+    for key, values in one["evaluations"].items():
+        assert all_of_them["evaluations"][key] == pytest.approx(values, rel=rel, abs=0.2 * (rel == 0.1))

@@ -10,6 +10,9 @@ from drivetrain.config.faults import Disagreement
 if TYPE_CHECKING:
     from drivetrain.config.schema import RunConfig
 
+ONE_PROCESS = frozenset({"single", "data_parallel"})
+"""Strategies of one process; data_parallel drives all GPUs from it."""
+
 
 def cross_check(config: RunConfig) -> tuple[Disagreement, ...]:
     """All disagreements between fields that are each valid alone."""
@@ -115,10 +118,12 @@ def _device(config: RunConfig) -> Iterator[Disagreement]:
 
 def _machines(config: RunConfig) -> Iterator[Disagreement]:
     launch = config.launch
-    if config.strategy == "single" and (launch.max_nodes > 1 or launch.nproc_per_node not in ("auto", 1)):
+    is_alone = config.strategy in ONE_PROCESS
+    if is_alone and (launch.max_nodes > 1 or launch.nproc_per_node not in ("auto", 1)):
         yield Disagreement(
             keys=("strategy", "launch.nproc_per_node", "launch.nnodes"),
-            found=f"strategy is single; nproc_per_node is {launch.nproc_per_node}, nnodes {launch.nnodes}",
+            found=f"strategy is {config.strategy}; nproc_per_node is {launch.nproc_per_node},"
+            f" nnodes {launch.nnodes}",
             do="set strategy to auto or ddp, or launch.nproc_per_node and launch.nnodes to 1",
         )
     if launch.standalone and (launch.max_nodes > 1 or launch.rdzv_endpoint or launch.master_addr):

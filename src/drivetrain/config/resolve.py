@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from drivetrain.config.checks import ONE_PROCESS
 from drivetrain.config.schema import RunConfig
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.unknown import Unknown
@@ -88,8 +89,8 @@ def _on_cpu(config: RunConfig, resources: Resources) -> tuple[int, str]:
     asked = config.launch.nproc_per_node
     if isinstance(asked, int):
         return asked, "as asked"
-    if config.strategy == "single":
-        return 1, "strategy: single"
+    if config.strategy in ONE_PROCESS:
+        return 1, f"strategy: {config.strategy}"
     if asked == "cpu":
         return resources.num_cpus, f"one a CPU: {resources.cpu_reason}"
     return min(2, resources.num_cpus), f"up to 2 on the CPU: {resources.cpu_reason}"
@@ -105,6 +106,6 @@ def _on_gpus(config: RunConfig, num_gpus: int) -> tuple[int, str]:
                 f"use --nproc-per-node {num_gpus}, or --device cpu",
             )
         return asked, "as asked"
-    if config.strategy == "single":
-        return 1, "strategy: single"
+    if config.strategy in ONE_PROCESS:
+        return 1, f"strategy: {config.strategy}"
     return num_gpus, "one a visible GPU"

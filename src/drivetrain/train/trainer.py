@@ -240,6 +240,8 @@ def _total_steps(config: RunConfig, num_samples: int) -> int:
 def _compiles(config: RunConfig, total_steps: int) -> bool:
     if config.compile != "auto":
         return config.compile
+    if config.strategy == "data_parallel":
+        return False  # it cannot be
     return config.device != "cpu" and torch.cuda.is_available() and total_steps >= _COMPILE_REPAYS_AFTER_STEPS
 
 

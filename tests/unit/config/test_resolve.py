@@ -38,6 +38,7 @@ def test_what_is_asked_for_is_taken():
     assert settle(num_gpus=4, **launch("cpu")) == ("cpu", 8)
     assert settle(num_gpus=4, **launch("gpu")) == ("cuda", 4)
     assert settle(num_gpus=4, strategy="single") == ("cuda", 1)
+    assert settle(num_gpus=4, strategy="data_parallel") == ("cuda", 1)
     assert settle(strategy="single") == ("cpu", 1)
     assert settle(**launch(5)) == ("cpu", 5)
 

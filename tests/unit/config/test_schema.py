@@ -49,6 +49,7 @@ def test_a_config_cannot_be_changed():
         ({"device": "cpu", "launch": {"nproc_per_node": "gpu"}}, "device is cpu"),
         ({"strategy": "single", "launch": {"nproc_per_node": 2}}, "strategy is single"),
         ({"strategy": "single", "launch": MACHINES}, "strategy is single"),
+        ({"strategy": "data_parallel", "launch": {"nproc_per_node": 4}}, "strategy is data_parallel"),
         ({"launch": {**MACHINES, "standalone": True}}, "by itself"),
         ({"launch": {"nnodes": "2"}}, "cannot find each other"),
         ({"launch": {**MACHINES, "node_rank": 2}}, "count from 0"),

@@ -9,6 +9,7 @@ from drivetrain.spec.errors import InputError
 
 _WHERE = {
     "single": "drivetrain.engine.strategies.single:Single",
+    "data_parallel": "drivetrain.engine.strategies.data_parallel:DataParallel",
     "ddp": "drivetrain.engine.strategies.ddp:Ddp",
     "fsdp": "drivetrain.engine.strategies.fsdp:Fsdp",
     "tensor": "drivetrain.engine.strategies.fsdp:tensor",
