@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from drivetrain.engine.stages import Cut
 from drivetrain.train.language import language_objective, sequence_losses
 from drivetrain.train.models.gpt import Gpt
 from drivetrain.train.models.gpt_config import GptConfig
+from split_models import Planned, timm_vit, torchvision_vit
 
 NUM_SAMPLES = 52
 LENGTH = 16
@@ -182,4 +184,8 @@ TASKS = {
         update=_update_text,
         defaults={"num_layers": 4, "width": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_width": 64},
     ),
+}
+TASKS |= {
+    name: dataclasses.replace(TASKS["points"], build_model=build)
+    for name, build in (("torchvision_vit", torchvision_vit), ("timm_vit", timm_vit), ("planned", Planned))
 }

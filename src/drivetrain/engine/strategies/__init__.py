@@ -13,6 +13,7 @@ _WHERE = {
     "ddp": "drivetrain.engine.strategies.ddp:Ddp",
     "fsdp": "drivetrain.engine.strategies.fsdp:Fsdp",
     "pipeline": "drivetrain.engine.strategies.pipeline:Pipeline",
+    "tensor": "drivetrain.engine.strategies.fsdp:tensor",
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.engine.stages import Cut
+from drivetrain.engine.tensor_plan import TensorPlan
 from drivetrain.spec.errors import InputError
 from drivetrain.train.models.gpt_blocks import Block, Rope, linear
 from drivetrain.train.models.gpt_config import GptConfig
@@ -92,6 +93,25 @@ class Gpt(nn.Module):
             targets,
             vocab_size=config.vocab_size,
             chunk_tokens=config.loss_chunk_tokens,
+            ranks=getattr(head, "tensor_ranks", None),
+        )
+
+    def tensor_plan(self) -> TensorPlan:
+        """How tensor-parallel ranks share it: heads, the inner width of SwiGLU, and the vocabulary."""
+        config = self.config
+        return TensorPlan(
+            layers={
+                "embed": "vocabulary",
+                "head": "vocabulary",
+                "blocks.*.attention": "region",
+                "blocks.*.attention.out": "row",
+                "blocks.*.attention.*": "column",
+                "blocks.*.ffn": "region",
+                "blocks.*.ffn.down": "row",
+                "blocks.*.ffn.*": "column",
+                "*norm": "replicate",
+            },
+            divided={"heads": config.num_heads, "heads of keys and values": config.kv_heads},
         )
 
     def pipeline_cut(self) -> Cut:

@@ -1,0 +1,189 @@
+"""Modules of which each tensor-parallel rank computes a part.
+
+A module keeps its object and the names of its parameters; only its class is replaced by a subclass made here.
+Parameters stay DTensors where they are listed, saved, clipped and updated, and are plain local tensors where
+the module computes with them: no operation of a forward is dispatched by DTensor, and the exchanges are those
+of `tensor_collectives`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from drivetrain.engine.tensor_collectives import TensorGroup, enter, gather_last_dim, leave
+from drivetrain.spec.errors import InputError
+
+
+class Split(nn.Module):
+    """What is mixed into the class of every module with a part in it."""
+
+    tensor_ranks: TensorGroup
+    sums_input_gradient: bool
+    """False in a region, which does it once for all."""
+
+    def _entered(self, x: Tensor) -> Tensor:
+        return enter(x, self.tensor_ranks) if self.sums_input_gradient else x
+
+
+class Whole(Split):
+    """Computed alike by each rank."""
+
+
+class Inside(Split):
+    """Whole parameters that work on a part: each rank's gradient is a summand."""
+
+
+class Region(Split):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def entered(item: Any) -> Any:
+            is_split = isinstance(item, Tensor) and item.is_floating_point()
+            return enter(item, self.tensor_ranks) if is_split else item
+
+        args = tuple(entered(item) for item in args)
+        return super().forward(*args, **{name: entered(item) for name, item in kwargs.items()})
+
+
+class ColumnLinear(Split):
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, inputs) → (…, outputs / ranks)."""
+        return F.linear(self._entered(x), self.weight, self.bias)
+
+
+class RowLinear(Split):
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, inputs / ranks) → (…, outputs)."""
+        out = leave(F.linear(x, self.weight), self.tensor_ranks)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+
+class VocabularyLinear(Split):
+    """(…, inputs) → (…, rows). `drivetrain.train.models.token_loss` does without the whole output."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gather_last_dim(F.linear(self._entered(x), self.weight, self.bias), self.tensor_ranks)
+
+
+class VocabularyEmbedding(Split):
+    weight: Tensor
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(…) int64 → (…, width): one rank has the row, the others add zeros."""
+        num_rows = self.weight.shape[0]
+        rows = tokens - self.tensor_ranks.rank * num_rows
+        is_elsewhere = (rows < 0) | (rows >= num_rows)
+        found = F.embedding(rows.masked_fill(is_elsewhere, 0), self.weight)
+        return leave(found.masked_fill(is_elsewhere[..., None], 0.0), self.tensor_ranks)
+
+
+class PackedLinear(Split):
+    """Queries, keys and values of all heads, (3 · width, inputs), of which each rank computes its heads'."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, inputs) → (…, 3 · width / ranks)."""
+        bias = None if self.bias is None else own_heads(self.bias, self.tensor_ranks)
+        return F.linear(self._entered(x), own_heads(self.weight, self.tensor_ranks), bias)
+
+
+class AttentionHeads(Split):
+    """nn.MultiheadAttention on batches first, as vision transformers use it."""
+
+    num_heads: int
+    dropout: float
+    in_proj_weight: Tensor
+    in_proj_bias: Tensor | None
+    out_proj: nn.Module
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool = True, **options: Any
+    ) -> tuple[Tensor, None]:
+        """(B, length, width) three times → the same, and no weights.
+
+        Raises:
+            InputError: masks or weights are wanted.
+        """
+        asked = [name for name, option in options.items() if option is not None and option is not False]
+        if need_weights or asked:
+            found = f"it is called with {', '.join(asked) or 'need_weights=True'}"
+            raise InputError("tensor-parallel nn.MultiheadAttention", found, "replicate it in tensor_plan()")
+        bias = self.in_proj_bias
+        weights = own_heads(self.in_proj_weight, self.tensor_ranks).chunk(3)
+        biases = (None,) * 3 if bias is None else own_heads(bias, self.tensor_ranks).chunk(3)
+        # One sum for self-attention, whose three inputs are one.
+        sources = {id(x): enter(x, self.tensor_ranks) for x in (query, key, value)}
+        heads = [
+            F.linear(sources[id(x)], weight, bias)
+            .unflatten(-1, (self.num_heads // self.tensor_ranks.size, -1))
+            .transpose(1, 2)
+            for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+        ]
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], dropout_p=dropout)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), None
+
+
+def own_heads(packed: Tensor, ranks: TensorGroup) -> Tensor:
+    """(3 · n, …) → (3 · n / ranks, …): this rank's queries, keys and values. Every rank's gradient is a
+    summand, zero for the others' heads."""
+    parts = enter(packed, ranks).unflatten(0, (3, ranks.size, -1))
+    return parts[:, ranks.rank].flatten(0, 1)
+
+
+def become(module: nn.Module, kind: type[Split], ranks: TensorGroup, *, sums_input_gradient: bool) -> None:
+    """Makes `module` one of `kind`, in place."""
+    names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
+    module.__class__ = _mixed(kind, module.__class__, names)
+    module.tensor_ranks = ranks  # type: ignore[assignment]
+    module.sums_input_gradient = sums_input_gradient  # type: ignore[assignment]
+
+
+@functools.cache
+def _mixed(kind: type[Split], base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """One class for all modules of a class, since blocks are found by their class."""
+    local = _local_summed if issubclass(kind, Inside) else _local
+    properties = {name: property(functools.partial(local, name)) for name in names}
+    return type(f"{kind.__name__}{base.__name__}", (kind, base), properties)
+
+
+def _local(name: str, module: nn.Module) -> Any:
+    parameter = module._parameters[name]
+    # A parameter that FSDP has in shards just now lies on the whole mesh. Nobody computes with it, but FSDP
+    # asks for it by its name.
+    is_gathered = isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1
+    return parameter.to_local() if is_gathered else parameter
+
+
+def _local_summed(name: str, module: Split) -> Any:
+    local = _local(name, module)
+    return local if isinstance(local, DTensor) else enter(local, module.tensor_ranks)
+
+
+def dtensor_parameter(
+    parameter: nn.Parameter, dim: int | None, mesh: Any, ranks: TensorGroup
+) -> nn.Parameter:
+    """A parameter on the meta device as one of which each rank has a part along `dim`; None: all of it."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    local = parameter.detach()
+    if dim is not None:
+        local = local.chunk(ranks.size, dim)[ranks.rank].contiguous()
+    placement = Replicate() if dim is None else Shard(dim)
+    split = DTensor.from_local(torch.empty_like(local), mesh, [placement], run_check=False)
+    return nn.Parameter(split, requires_grad=parameter.requires_grad)
