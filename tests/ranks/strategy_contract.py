@@ -50,6 +50,7 @@ ITEMS: dict[str, dict[str, Any]] = {
     "own_loop": {"own_loop": True},
     "skipping": {"on_bad_sample": "skip", "data": {"bad": (3, 17, 30, 31)}},
     "activation_checkpointing": {"activation_checkpointing": 1},
+    "selective": {"activation_checkpointing": "selective"},
 }
 """Settings that a strategy takes or refuses. The first three are on together in the long runs."""
 

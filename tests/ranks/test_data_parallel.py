@@ -11,7 +11,10 @@ class TestDataParallel(StrategyContract):
     strategy = "data_parallel"
     layouts = ((1, {}),)
     noise = {"norm": "batch", "dropout": 0.3}
-    refuses = {"activation_checkpointing": "nn.DataParallel copies the model every step"}
+    refuses = {
+        "activation_checkpointing": "nn.DataParallel copies the model every step",
+        "selective": "nn.DataParallel copies the model every step",
+    }
     also_refuses = (
         ({"compile": True}, "compile: nn.DataParallel copies the model"),
         ({"fsdp_cpu_offload": True}, "fsdp settings: every GPU has all weights"),

@@ -94,8 +94,10 @@ class RunConfig(Section):
     mesh: MeshConfig = Field(default_factory=MeshConfig, description="How the strategy lays out the ranks.")
     fsdp: FsdpConfig = Field(default_factory=FsdpConfig, description="Where weights are sharded.")
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig, description="pipeline only.")
-    activation_checkpointing: Whole = Field(
-        0, description="Every n-th block recomputes its activations in the backward: less memory; 0: none."
+    activation_checkpointing: Whole | Literal["selective"] = Field(
+        0,
+        description="Every n-th block recomputes its activations in the backward: less memory; 0: none; "
+        "selective: every block, but costly results (products, convolutions, attention) are kept.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where a GPU is visible.")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(

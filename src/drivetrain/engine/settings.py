@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from drivetrain.spec.errors import InputError
 
+ActivationCheckpointing = int | Literal["selective"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
@@ -46,7 +47,8 @@ class RunSettings:
             for the backward; None: for all but the outermost.
         fsdp_cpu_offload: keeps shards and optimizer in host memory.
         pipeline_schedule, pipeline_stages_per_rank: see `config.sections.PipelineConfig`; None: auto.
-        activation_checkpointing: every n-th block recomputes its activations in the backward; 0: none.
+        activation_checkpointing: every n-th block recomputes its activations in the backward; 0: none;
+            "selective": every block, all but products, convolutions and attention.
         channels_last: None uses it for convolutional networks on GPUs.
         static_graph: whether every step uses the same parameters in the same order (DDP's promise).
         find_unused_parameters: for loops with `Run.step`, whose model leaves parameters without a gradient in
@@ -69,7 +71,7 @@ class RunSettings:
     fsdp_cpu_offload: bool = False
     pipeline_schedule: PipelineSchedule = "1f1b"
     pipeline_stages_per_rank: int | None = None
-    activation_checkpointing: int = 0
+    activation_checkpointing: ActivationCheckpointing = 0
     compile: bool = False
     channels_last: bool | None = None
     sync_batchnorm: bool = False
