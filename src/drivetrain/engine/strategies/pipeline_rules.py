@@ -46,7 +46,7 @@ def refusals(settings: RunSettings, layout: Layout, device: torch.device) -> lis
         )
     if settings.activation_checkpointing == "selective" and schedule == "zero_bubble":
         reasons.append(
-            "activation_checkpointing selective with pipeline.schedule zero_bubble: torch keeps what is selected"
+            "activation_checkpointing selective with pipeline.schedule zero_bubble: what is selected is kept"
             " for one backward, and there are two; use a number, or another schedule"
         )
     if settings.sync_batchnorm:
