@@ -37,6 +37,7 @@ def test_every_schedule_runs_as_it_comes(schedule):
         ({"sync_batchnorm": True}, "sync_batchnorm: batch statistics"),
         ({"channels_last": True}, "channels_last"),
         ({"fsdp_cpu_offload": True}, "fsdp.cpu_offload"),
+        ({"activation_checkpointing": "selective", "pipeline_schedule": "zero_bubble"}, "for one backward"),
         ({"compile": True, "pipeline_schedule": "zero_bubble"}, "a compiled backward cannot be split"),
     ],
 )

@@ -27,7 +27,7 @@ from drivetrain.engine.strategies.base import (
 )
 from drivetrain.engine.strategies.pipeline_forward import ForwardLine, Line, Stage
 from drivetrain.engine.strategies.pipeline_groups import Groups, group_of_places, open_groups
-from drivetrain.engine.strategies.pipeline_schedule import TrainingLine
+from drivetrain.engine.strategies.pipeline_schedule import SPLITS_BACKWARD, TrainingLine
 from drivetrain.engine.strategies.pipeline_weights import Weights, bring_weights, buffer_aliases, slots_of
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError
@@ -110,6 +110,7 @@ class Pipeline:
             micro_batch=settings.micro_batch,
             num_stages=layout.pp,
         )
+        self._fills_bubbles = settings.pipeline_schedule == "zero_bubble"
         self._forward = ForwardLine(line)
         self._training = TrainingLine(
             line,
@@ -120,6 +121,9 @@ class Pipeline:
         )
 
     def warm_up(self, state: TrainState, forward_backward: ForwardBackward | None) -> list[str]:
+        if self._fills_bubbles and not SPLITS_BACKWARD:
+            what = f"zero_bubble: torch {torch.__version__} cannot split a backward rightly"
+            return [f"{what}: it stays whole, and bubbles are filled from torch 2.14 on"]
         return []
 
     def set_gradient_sync(self, state: TrainState, enabled: bool) -> None:

@@ -44,6 +44,11 @@ def refusals(settings: RunSettings, layout: Layout, device: torch.device) -> lis
             "compile with pipeline.schedule zero_bubble: a compiled backward cannot be split into those of"
             " inputs and weights; use another schedule, or leave compile off"
         )
+    if settings.activation_checkpointing == "selective" and schedule == "zero_bubble":
+        reasons.append(
+            "activation_checkpointing selective with pipeline.schedule zero_bubble: what is selected is kept"
+            " for one backward, and there are two; use a number, or another schedule"
+        )
     if settings.sync_batchnorm:
         reasons.append("sync_batchnorm: batch statistics are those of a micro-batch; use GroupNorm")
     if settings.channels_last:

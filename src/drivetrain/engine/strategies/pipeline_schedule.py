@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ from drivetrain.engine.step import StepScope, refuse_detached
 from drivetrain.engine.strategies.pipeline_forward import ForwardLine, Line, Shapes, Stage, joined, signature
 from drivetrain.spec.errors import ExplainedError, InputError
 from drivetrain.spec.parts import StepPart
+
+SPLITS_BACKWARD = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+"""Whether torch's split of a backward into that of inputs and that of weights is right. Before, it added up
+the gradients of a node's several outputs, counted some twice, and failed at nodes in Python (2.11)."""
 
 
 @dataclass
@@ -123,6 +127,7 @@ class TrainingLine:
             input_args=tuple(_trained(tensor) for tensor in inputs),
             output_args=tuple(_trained(tensor) for tensor in outputs),
             group=self._line.group,
+            dw_builder=None if SPLITS_BACKWARD else _nothing_left,
         )
 
     def _schedule(self, num_micro_batches: int) -> Any:
@@ -149,6 +154,11 @@ def padded(micro: MicroBatch, size: int) -> MicroBatch:
 
 def _trained(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _nothing_left() -> Callable[[], None]:
+    """The backward of weights, where that of inputs has computed it too."""
+    return lambda: None
 
 
 def _already_a_loss(output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG001 - torch's signature
@@ -189,6 +199,12 @@ class _Chunks(PipelineStage):
         self._mark(StepPart.EXPOSED_COMM)
         super().backward_weight_one_chunk(*args, **kwargs)
         self._mark(StepPart.BACKWARD)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        # torch 2.11 greets the neighbours of each stage before the first step, itself among them where two
+        # stages in a row are on one rank; gloo cannot send to itself.
+        greetings = super()._get_init_p2p_neighbors_ops()
+        return [greeting for greeting in greetings if greeting.group_peer != self.group_rank]
 
     def _mark(self, part: StepPart) -> None:
         if self.submod.feed is not None:
