@@ -1,4 +1,4 @@
-"""Models on the small points that tensor parallelism splits by what it knows of them, or by their own word."""
+"""Models on the small points that tensor parallelism splits: by what it knows of them, or their own plan."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+import norm_programs as norms
 import rank_programs as programs
 from ranks.strategy_contract import (
     STEPS,
@@ -36,9 +37,9 @@ class TestTensor(StrategyContract):
 
 
 def test_a_checkpoint_passes_through_shards_over_parts_and_goes_on_to_the_bit(ranks, single_run, tmp_path):
-    """tensor → fsdp over tensor, uneven in neither → the same again → ddp."""
-    options = {"task": "text", "net": {}, "clip_norm": 0.5, "ema_decay": 0.9}
-    alone, _ = single_run(steps=STEPS, save_every=STOP, evaluate_every=5, **options)
+    """tensor → fsdp over tensor → the same again → ddp. Parts of 33 rows are sharded unevenly."""
+    options = {"task": "text", "net": {"ffn_width": 66}, "clip_norm": 0.5, "ema_decay": 0.9}
+    alone, _ = single_run(steps=STEPS, **options)
     both = {"strategy": "fsdp", "mesh": {"tp": 2}}
     ranks.run(2, programs.train, strategy="tensor", steps=4, save_every=4, output=str(tmp_path), **options)
     whole = ranks.run(
@@ -77,3 +78,9 @@ def test_models_of_others_train_as_on_one_rank(ranks, single_run, task, net):
     results = ranks.run(2, programs.train, strategy="tensor", **options)
     assert_same_training(results, alone, steps=range(6))
     assert_same_weights(results, alone)
+
+
+def test_the_norm_counts_each_element_once_however_it_is_held(ranks):
+    for norm, expected, scaled in ranks.run(4, norms.of_mixed_gradients):
+        assert norm == pytest.approx(expected, rel=1e-6)
+        assert scaled == pytest.approx(0.5, rel=1e-4)

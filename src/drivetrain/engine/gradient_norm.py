@@ -79,7 +79,7 @@ def _holders(gradient: Tensor | None) -> tuple[dist.ProcessGroup, ...]:
     if not isinstance(gradient, DTensor):
         return ()
     mesh = gradient.device_mesh
-    # Whatever is not whole on each rank. FSDP's _StridedShard over tensor parallel is a Shard, and says so, in
-    # some versions of torch only; sums (Partial) are settled before.
+    # Whatever is not whole on each rank: FSDP's _StridedShard over tensor parallel is a Shard, and says so,
+    # in some versions of torch alone; sums (Partial) are settled before.
     spread = [dim for dim, place in enumerate(gradient.placements) if not place.is_replicate()]
     return tuple(mesh.get_group(dim) for dim in spread)

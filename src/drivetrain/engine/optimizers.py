@@ -37,9 +37,12 @@ class OptimizerSpec:
             raise InputError(
                 "the optimizer", "the model has no parameter that requires a gradient", "unfreeze"
             )
+        parameters = [parameter for group in groups for parameter in group["params"]]
         # One kernel for all parameters, on CUDA and on the CPU alike.
-        fused = all(p.device.type in ("cuda", "cpu") for group in groups for p in group["params"])
+        fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
         if self.name == "sgd":
+            # torch has no such kernel for sharded parameters.
+            fused = fused and not any(isinstance(p, DTensor) for p in parameters)
             return torch.optim.SGD(
                 groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=fused
             )

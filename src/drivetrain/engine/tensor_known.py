@@ -31,14 +31,14 @@ def plan_of(module: nn.Module) -> TensorPlan:
     raise InputError(
         f"tensor parallelism (tp) of a {type(module).__name__}",
         "nothing is known of how its layers can be split",
-        "strategy fsdp or ddp without tp; or give the model a method tensor_plan(), see drivetrain.TensorPlan",
+        "leave tp out, under fsdp or ddp; or give it a method tensor_plan() (drivetrain.engine.tensor_plan)",
     )
 
 
 def _checked(module: nn.Module, layers: Any) -> Mapping[str, str]:
     if not isinstance(layers, Mapping):
         found = f"it returned a {type(layers).__name__}"
-        raise InputError(f"{type(module).__name__}.tensor_plan()", found, "return a drivetrain.TensorPlan")
+        raise InputError(f"{type(module).__name__}.tensor_plan()", found, "return a TensorPlan, or a mapping")
     return layers
 
 

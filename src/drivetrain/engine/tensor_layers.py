@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from drivetrain.engine.tensor_collectives import TensorGroup, enter, gather_last_dim, leave
 from drivetrain.spec.errors import InputError
@@ -129,9 +130,7 @@ class AttentionHeads(Split):
         # One sum for self-attention, whose three inputs are one.
         sources = {id(x): enter(x, self.tensor_ranks) for x in (query, key, value)}
         heads = [
-            F.linear(sources[id(x)], weight, bias)
-            .unflatten(-1, (self.num_heads // self.tensor_ranks.size, -1))
-            .transpose(1, 2)
+            _split_heads(F.linear(sources[id(x)], weight, bias), self.num_heads // self.tensor_ranks.size)
             for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
         ]
         dropout = self.dropout if self.training else 0.0
@@ -142,8 +141,14 @@ class AttentionHeads(Split):
 def own_heads(packed: Tensor, ranks: TensorGroup) -> Tensor:
     """(3 · n, …) → (3 · n / ranks, …): this rank's queries, keys and values. Every rank's gradient is a
     summand, zero for the others' heads."""
-    parts = enter(packed, ranks).unflatten(0, (3, ranks.size, -1))
+    whole = enter(packed, ranks)
+    parts = whole.view(3, ranks.size, whole.shape[0] // (3 * ranks.size), *whole.shape[1:])
     return parts[:, ranks.rank].flatten(0, 1)
+
+
+def _split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, length, heads · width) → (B, heads, length, width)."""
+    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(1, 2)
 
 
 def become(module: nn.Module, kind: type[Split], ranks: TensorGroup, *, sums_input_gradient: bool) -> None:
@@ -155,7 +160,7 @@ def become(module: nn.Module, kind: type[Split], ranks: TensorGroup, *, sums_inp
 
 
 @functools.cache
-def _mixed(kind: type[Split], base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+def _mixed(kind: Any, base: Any, names: tuple[str, ...]) -> type[nn.Module]:
     """One class for all modules of a class, since blocks are found by their class."""
     local = _local_summed if issubclass(kind, Inside) else _local
     properties = {name: property(functools.partial(local, name)) for name in names}
@@ -163,7 +168,7 @@ def _mixed(kind: type[Split], base: type[nn.Module], names: tuple[str, ...]) -> 
 
 
 def _local(name: str, module: nn.Module) -> Any:
-    parameter = module._parameters[name]
+    parameter: Any = module._parameters[name]
     # A parameter that FSDP has in shards just now lies on the whole mesh. Nobody computes with it, but FSDP
     # asks for it by its name.
     is_gathered = isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1
@@ -175,15 +180,11 @@ def _local_summed(name: str, module: Split) -> Any:
     return local if isinstance(local, DTensor) else enter(local, module.tensor_ranks)
 
 
-def dtensor_parameter(
-    parameter: nn.Parameter, dim: int | None, mesh: Any, ranks: TensorGroup
-) -> nn.Parameter:
+def split_parameter(parameter: nn.Parameter, dim: int | None, mesh: DeviceMesh) -> nn.Parameter:
     """A parameter on the meta device as one of which each rank has a part along `dim`; None: all of it."""
-    from torch.distributed.tensor import Replicate, Shard
-
     local = parameter.detach()
     if dim is not None:
-        local = local.chunk(ranks.size, dim)[ranks.rank].contiguous()
+        local = local.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
     placement = Replicate() if dim is None else Shard(dim)
     split = DTensor.from_local(torch.empty_like(local), mesh, [placement], run_check=False)
     return nn.Parameter(split, requires_grad=parameter.requires_grad)

@@ -21,7 +21,7 @@ from drivetrain.engine.tensor_layers import (
     VocabularyLinear,
     Whole,
     become,
-    dtensor_parameter,
+    split_parameter,
 )
 from drivetrain.engine.tensor_plan import INSIDE_REGION, WORDS, TensorPlan, check_degree
 from drivetrain.spec.errors import InputError
@@ -58,7 +58,7 @@ def split_model(module: nn.Module, mesh: DeviceMesh, *, world_size: int) -> tupl
     words = _words(module, plan)
     parts = dict(module.named_modules())
     check_degree({**plan.divided, **_split_sizes(parts, words)}, ranks.size, world_size)
-    _replace_parameters(parts, words, mesh, ranks)
+    _replace_parameters(parts, words, mesh)
     regions = [name for name, word in words.items() if word == "region"]
     for name, word in words.items():
         # An attribute that is made local, not a class that is replaced, must be seen first.
@@ -89,35 +89,35 @@ def _words(module: nn.Module, plan: TensorPlan) -> dict[str, str]:
 
 
 def _check_kind(name: str, part: nn.Module, word: str) -> None:
-    problem = None
-    if word in ("column", "row", "packed") and not isinstance(part, nn.Linear):
-        problem = f"is a {type(part).__name__}"
-    elif word == "vocabulary" and not isinstance(part, nn.Linear):
-        if not isinstance(part, nn.Embedding):
-            problem = f"is a {type(part).__name__}"
-        elif (
-            part.max_norm is not None
-            or part.sparse
-            or part.scale_grad_by_freq
-            or part.padding_idx is not None
-        ):
-            problem = "has max_norm, padding_idx, sparse or scale_grad_by_freq set"
-    elif word == "attention":
-        part_: Any = part
-        if not isinstance(part, nn.MultiheadAttention):
-            problem = f"is a {type(part).__name__}"
-        elif (
-            not (part.batch_first and part_._qkv_same_embed_dim)
-            or part.bias_k is not None
-            or part.add_zero_attn
-        ):
-            problem = "has kdim, vdim, bias_k or add_zero_attn, or batches not first"
-    elif word == "region" and any(p is not None for p in part._parameters.values()):
-        problem = "has parameters of its own"
+    problem = _problem(part, word)
     if problem is not None:
-        raise InputError(
-            f"tensor_plan(): {name!r}: {word!r} ({WORDS[word]})", f"it {problem}", "replicate it"
+        asked = f"tensor_plan(): {name!r}: {word!r}, {WORDS[word]}"
+        raise InputError(asked, f"it {problem}", 'say "replicate" of it, or give it no such option')
+
+
+def _problem(part: Any, word: str) -> str | None:
+    """Why `word` cannot be said of `part`; None if it can."""
+    kinds = {
+        **dict.fromkeys(("column", "row", "packed"), (nn.Linear,)),
+        "vocabulary": (nn.Linear, nn.Embedding),
+        "attention": (nn.MultiheadAttention,),
+    }.get(word, (nn.Module,))
+    if not isinstance(part, kinds):
+        return f"is a {type(part).__name__}"
+    if isinstance(part, nn.Embedding) and word == "vocabulary":
+        options = ("max_norm", "padding_idx", "sparse", "scale_grad_by_freq")
+        used = [name for name in options if getattr(part, name) not in (None, False)]
+        return f"has {', '.join(used)} set" if used else None
+    if isinstance(part, nn.MultiheadAttention) and word == "attention":
+        is_plain = part._qkv_same_embed_dim and part.bias_k is None and not part.add_zero_attn
+        return (
+            None
+            if is_plain and part.batch_first
+            else "has kdim, vdim, bias_k or add_zero_attn, or no batch_first"
         )
+    if word == "region" and any(parameter is not None for parameter in part._parameters.values()):
+        return "has parameters of its own"
+    return None
 
 
 def _split_sizes(parts: dict[str, nn.Module], words: dict[str, str]) -> dict[str, int]:
@@ -136,9 +136,7 @@ def _split_sizes(parts: dict[str, nn.Module], words: dict[str, str]) -> dict[str
     return sizes
 
 
-def _replace_parameters(
-    parts: dict[str, nn.Module], words: dict[str, str], mesh: DeviceMesh, ranks: TensorGroup
-) -> None:
+def _replace_parameters(parts: dict[str, nn.Module], words: dict[str, str], mesh: DeviceMesh) -> None:
     """A parameter that two modules share stays one."""
     made: dict[int, tuple[nn.Parameter, int | None, nn.Parameter]] = {}
     for name, word in words.items():
@@ -148,7 +146,7 @@ def _replace_parameters(
             dim = _SPLIT_DIMS.get((word, key))
             if id(parameter) not in made:
                 # The old parameter is kept beside the new one, so that its id is not given to another.
-                made[id(parameter)] = (dtensor_parameter(parameter, dim, mesh, ranks), dim, parameter)
+                made[id(parameter)] = (split_parameter(parameter, dim, mesh), dim, parameter)
             split, first_dim, _ = made[id(parameter)]
             if dim != first_dim:
                 found = f"it shares {key} with a module that is split in another way"

@@ -43,8 +43,8 @@ class Fsdp:
     """Sharding over data ranks, splitting over tensor ranks, or both: strategies `fsdp` and `tensor`.
 
     Over data ranks weights are gathered block by block when they are needed, and gradients reduced to the
-    rank that keeps them. With `mesh: {dp_replicate: n}` the shards are held n times over (hybrid sharding), so
-    that gathering stays within a group of well-linked ranks; with `dp_shard: 1` that is plain replication.
+    rank that keeps them. With `mesh: {dp_replicate: n}` the shards are held n times over (hybrid sharding),
+    so that gathering stays within a group of well-linked ranks; with `dp_shard: 1` that is replication.
 
     - Blocks are the repeated modules of the model (`engine/blocks.py`); each is gathered, computed, compiled
       and, if asked, checkpointed on its own.
@@ -52,8 +52,9 @@ class Fsdp:
       their part. The weights are those that any other strategy starts from.
     - In bf16 and fp16 the gathered copies are of that type, which halves the traffic; gradients are reduced
       in fp32, and the shards and the optimizer stay fp32. Models with BatchNorm are gathered in fp32.
-    - Tensor ranks (`mesh: {tp: n}`) first share each matrix as the model's plan says (`engine/tensor_plan.py`);
-      what fully_shard then gathers is a rank's part. Without data ranks nothing is gathered.
+    - Tensor ranks (`mesh: {tp: n}`) first share each matrix as the model's plan says
+      (`engine/tensor_plan.py`); what fully_shard then gathers is a rank's part. Without data ranks nothing is
+      gathered.
     """
 
     needs_group = True

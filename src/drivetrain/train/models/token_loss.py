@@ -39,8 +39,8 @@ def chunked_cross_entropy(
         weight: (rows, width), the head's matrix, a plain tensor.
         targets: (…) int64; `ignore_index` counts nothing.
         vocab_size: rows that can be predicted; those after it only pad the matrix. None: all.
-        ranks: who share the matrix by its rows; `weight` is then this rank's part, and no logits leave it: the
-            ranks exchange three numbers a token, and the gradient of `hidden`. Called by all of them.
+        ranks: who share the matrix by its rows; `weight` is then this rank's part, and no logits leave it:
+            the ranks exchange three numbers a token, and the gradient of `hidden`. Called by all of them.
 
     Returns:
         (…) float32, as F.cross_entropy(hidden @ weightᵀ, targets, reduction="none"); 0 where ignored.
