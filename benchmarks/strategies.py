@@ -114,6 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("recipe")
     parser.add_argument("--world-sizes", default="1,2,4", help="Which numbers of ranks to run.")
+    parser.add_argument("--only", default="", help="Only strategies whose name starts so; several by commas.")
     parser.add_argument("-o", "--output", type=Path, help="Also write the table here.")
     known, rest = parser.parse_known_args()
     sizes = {int(size) for size in known.world_sizes.split(",")}
@@ -127,7 +128,7 @@ def main() -> int:
     ]
     print("\n".join(lines), flush=True)
     for name, num_ranks, options in CASES:
-        if num_ranks in sizes:
+        if num_ranks in sizes and name.startswith(tuple(known.only.split(","))):
             lines.append(row(name, num_ranks, run(known.recipe, num_ranks, options, rest)))
             print(lines[-1], flush=True)
     if known.output is not None:

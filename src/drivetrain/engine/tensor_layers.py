@@ -9,7 +9,7 @@ of `tensor_collectives`.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -154,7 +154,7 @@ def _split_heads(x: Tensor, num_heads: int) -> Tensor:
 def become(module: nn.Module, kind: type[Split], ranks: TensorGroup, *, sums_input_gradient: bool) -> None:
     """Makes `module` one of `kind`, in place."""
     names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
-    module.__class__ = _mixed(kind, module.__class__, names)
+    module.__class__ = _mixed(cast(Any, kind), cast(Any, module.__class__), names)
     module.tensor_ranks = ranks  # type: ignore[assignment]
     module.sums_input_gradient = sums_input_gradient  # type: ignore[assignment]
 
