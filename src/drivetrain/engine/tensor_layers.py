@@ -9,7 +9,6 @@ of `tensor_collectives`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -160,14 +159,16 @@ def become(module: nn.Module, kind: type[Split], ranks: TensorGroup, *, sums_inp
     module.sums_input_gradient = sums_input_gradient  # type: ignore[assignment]
 
 
-@functools.cache
-def _mixed(kind: Hashable, base: Hashable, names: tuple[str, ...]) -> type[nn.Module]:
-    """One class for all modules of a class, since blocks are found by their class."""
-    assert isinstance(kind, type)
-    assert isinstance(base, type)
-    local = _local_summed if issubclass(kind, Inside) else _local
-    properties = {name: property(functools.partial(local, name)) for name in names}
-    return type(f"{kind.__name__}{base.__name__}", (kind, base), properties)
+# One class for all modules of a class, since blocks are found by their class.
+_MIXED: dict[tuple[type[Split], type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
+
+
+def _mixed(kind: type[Split], base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    if (kind, base, names) not in _MIXED:
+        local = _local_summed if issubclass(kind, Inside) else _local
+        properties = {name: property(functools.partial(local, name)) for name in names}
+        _MIXED[kind, base, names] = type(f"{kind.__name__}{base.__name__}", (kind, base), properties)
+    return _MIXED[kind, base, names]
 
 
 def _local(name: str, module: nn.Module) -> Any:
