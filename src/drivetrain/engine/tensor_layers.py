@@ -29,7 +29,14 @@ class Split(nn.Module):
     """False in a region, which does it once for all."""
 
     def _entered(self, x: Tensor) -> Tensor:
-        return enter(x, self.tensor_ranks) if self.sums_input_gradient else x
+        return enter(_as_computed(x), self.tensor_ranks) if self.sums_input_gradient else x
+
+
+def _as_computed(x: Tensor) -> Tensor:
+    """`x` in the type that autocast will give it in the products that follow, where it is on: the gradient of
+    what a norm gave in fp32 would be twice as many bytes to send."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class Whole(Split):
@@ -44,7 +51,7 @@ class Region(Split):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         def entered(item: Any) -> Any:
             is_split = isinstance(item, Tensor) and item.is_floating_point()
-            return enter(item, self.tensor_ranks) if is_split else item
+            return enter(_as_computed(item), self.tensor_ranks) if is_split else item
 
         args = tuple(entered(item) for item in args)
         return super().forward(*args, **{name: entered(item) for name, item in kwargs.items()})

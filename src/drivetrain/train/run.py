@@ -129,6 +129,7 @@ class Run:
         self.has_stepped = False
         self._is_warm = False
         self._said_unsaved = False
+        self._is_prepared = False
         self._has_ended = False
 
     # -- set-up -------------------------------------------------------------------------------------------
@@ -267,7 +268,11 @@ class Run:
             self.strategy.run_micro_batches(state, scope, objective)
             if self.settings.clip_norm is not None:
                 scope.clip(self.settings.clip_norm)
-            return scope.apply()
+            output = scope.apply()
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._saver.prepare(state)
+        return output
 
     def step(
         self, state: TrainState, step: StepBatch, weight: Callable[[MicroBatch], float] | None = None
