@@ -90,10 +90,18 @@ class _Flags:
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set for every rank; may be repeated.")
 @click.option("--no-bind", is_flag=True, help="Leave the order of GPUs, CPUs and memory to the ranks.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
-@click.argument("script")
+@click.option(
+    "--host-store",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Run nothing; be the --rdzv-endpoint of elastic jobs, on a machine that outlives theirs.",
+)
+@click.argument("script", required=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(ctx: click.Context, /, layout: str | None, **flags: Any) -> int:
+def command(
+    ctx: click.Context, /, layout: str | None, script: str | None, host_store: int | None, **flags: Any
+) -> int:
     """Run SCRIPT on many processes, on this machine or on several, with torchrun's flags.
 
     Every rank's output goes to logs/ in the run directory, rank 0's also to the screen. When a rank fails,
@@ -104,9 +112,24 @@ def command(ctx: click.Context, /, layout: str | None, **flags: Any) -> int:
     drivetrain launch -j 2x8 --node-rank 0 --master-addr node0 -- script.py
     drivetrain launch --nnodes 1:4 --rdzv-endpoint node0:29400 --rdzv-id job7 -- script.py
     """
+    if host_store is not None:
+        return _host_store(host_store, script)
+    if script is None:
+        raise click.MissingParameter(ctx=ctx, param_hint="'SCRIPT'", param_type="argument")
     if layout is not None:
         flags |= _split_layout(ctx, layout)
-    return _run(_Flags(**flags))
+    return _run(_Flags(script=script, **flags))
+
+
+def _host_store(port: int, script: str | None) -> int:
+    if script is not None:
+        raise InputError(
+            f"--host-store {port} with {script}", "a store runs no script", "give one of them; & for both"
+        )
+    from drivetrain.launch.agent_store import serve_store
+
+    serve_store(port, ready=lambda: say(f"a store for --rdzv-endpoint, on port {port}, until SIGTERM"))
+    return ExitCode.DONE
 
 
 def _run(flags: _Flags) -> int:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from drivetrain.spec.outcome import Outcome
 
 
+# A rank whose peer has gone raises within it, or is stuck: what it has not saved by then it cannot save.
+_FAILURE_GRACE_S = 0.5
+
+
 def run(arguments: TrainArguments) -> int:
     """Trains, or prints what would be done; returns the exit code.
 
@@ -220,6 +224,8 @@ def _request(
         max_restarts=launch.max_restarts,
         environment=environment | _deadline(launch.time_left_s),
         stop_grace_s=launch.stop_grace_s,
+        failure_grace_s=_FAILURE_GRACE_S,
+        imports=run_dir.imports,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from drivetrain.launch.ports import is_listening
+from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.outcome import RankOutcome
 
 _T = TypeVar("_T")
@@ -25,6 +26,8 @@ _CONNECT_TIMEOUT_S = 30.0
 _LOOK_S = 0.3
 _BEAT_S = 2.0
 LOST_AFTER_S = 60.0
+# Where the job can go on without a machine, sooner: five missed beats.
+ELASTIC_LOST_AFTER_S = 10.0
 
 
 class _Epoch:
@@ -33,6 +36,7 @@ class _Epoch:
     def __init__(self, name: str, node_rank: int, num_nodes: int) -> None:
         self.name, self.node_rank, self.num_nodes = name, node_rank, num_nodes
         self.peer_failed = threading.Event()
+        self.is_regrouping = threading.Event()
         self.next_look_s = self.next_beat_s = 0.0
         self.seen_s: dict[int, float] = {}  # when a node's beat last changed, by our own clock
         self.beats: dict[int, bytes] = {}
@@ -65,6 +69,32 @@ class Bulletin:
         """Whether any machine has announced a failure in this epoch, as of the last look."""
         return self._now().peer_failed.is_set()
 
+    @property
+    def is_regrouping(self) -> bool:
+        """Whether any machine has announced that ranks save and leave, to go on in another world."""
+        return self._now().is_regrouping.is_set()
+
+    def announce_regrouping(self) -> None:
+        """A machine waits to join: this machine's ranks are asked to save, and so all ranks will. Does not
+        wait."""
+        epoch = self._now()
+        epoch.is_regrouping.set()
+        self._calls.put(lambda store: store.set(f"{epoch.name}/regroup", b"1"))
+
+    def announce_leaving(self) -> None:
+        """This machine was told to stop, and will not be there when the others go on. Does not wait."""
+        epoch = self._now()
+        self._calls.put(lambda store: store.set(f"{epoch.name}/leaving/{epoch.node_rank}", b"1"))
+
+    def leaving_nodes(self, *, timeout_s: float) -> tuple[int, ...]:
+        """Machines that have said so."""
+        epoch = self._now()
+
+        def read(store: Any) -> tuple[int, ...]:
+            return tuple(n for n in range(epoch.num_nodes) if store.check([f"{epoch.name}/leaving/{n}"]))
+
+        return self._ask(read, (), timeout_s)
+
     def announce_failure(self) -> None:
         """At once, so that the other machines stop; details follow with `publish_end`. Does not wait."""
         key = f"{self._now().name}/failed"
@@ -89,11 +119,13 @@ class Bulletin:
         return self._ask(read, {}, timeout_s)
 
     def collect_ends(self, *, deadline_s: float) -> dict[int, RankOutcome | None]:
-        """Waits, until monotonic time `deadline_s`, for the ends of all machines; returns those that came."""
+        """Waits, until monotonic time `deadline_s`, for the ends of all machines that are not lost; returns
+        those that came."""
         found: dict[int, RankOutcome | None] = {}
+        num_nodes = self._now().num_nodes
         while not self.is_gone and (left := deadline_s - time.monotonic()) > 0:
             found |= self.ends(timeout_s=left)
-            if len(found) == self._now().num_nodes:
+            if set(range(num_nodes)) <= {*found, *self.lost_nodes()}:
                 break
             time.sleep(min(left, 0.1))
         return found
@@ -167,10 +199,16 @@ class Bulletin:
             self.is_gone = True
 
 
+def lost_after_s(request: LaunchRequest) -> float:
+    return ELASTIC_LOST_AFTER_S if request.is_elastic else LOST_AFTER_S
+
+
 def _look_around(store: Any, epoch: _Epoch) -> None:
     """Looks for failures; at times says that this machine is alive, and looks for the others' saying so."""
     if store.check([f"{epoch.name}/failed"]):
         epoch.peer_failed.set()
+    if not epoch.is_regrouping.is_set() and store.check([f"{epoch.name}/regroup"]):
+        epoch.is_regrouping.set()
     now = time.monotonic()
     if now < epoch.next_beat_s:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -11,7 +12,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
+    dynamic_rendezvous,
 )
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, rendezvous_of
@@ -19,6 +22,12 @@ from drivetrain.launch.ports import listen
 from drivetrain.spec.job import LaunchRequest
 
 JOIN_TIMEOUT_S = 600  # torchrun's default for machines that come late
+# An elastic job starts with what is there this long after enough machines are (torch: 30 s).
+_LAST_CALL_S = 3
+# A machine whose heartbeat stays out for 5 of these is out of the rendezvous (torch: 3 of 5 s).
+_KEEP_ALIVE_S = 2
+_KEEP_ALIVE_ATTEMPTS = 5
+_LEAVE_S = 5.0
 
 
 class HostedStoreRendezvous(RendezvousHandler):
@@ -91,6 +100,19 @@ class HostedStoreRendezvous(RendezvousHandler):
         return True
 
 
+def withdraw(handler: RendezvousHandler) -> None:
+    """Takes this machine out of a c10d rendezvous, so that the others do not wait for its heartbeat to stay
+    out. torch does so only as the first part of joining again, and under a name of its own."""
+    leave = getattr(dynamic_rendezvous, "_RendezvousExitOp", None)
+    if not isinstance(handler, DynamicRendezvousHandler) or leave is None:
+        return
+    try:
+        handler._stop_heartbeats()
+        handler._op_executor.run(leave(), time.monotonic() + _LEAVE_S)
+    except (RuntimeError, AttributeError):
+        return  # the store is gone, or another torch: the others will notice by themselves
+
+
 def _host(host: str, port: int, listener: socket.socket | None) -> TCPStore:
     """The store behind `listener`, or without one a client of the store at `host`; waits until it answers."""
     return TCPStore(
@@ -117,6 +139,9 @@ def open_rendezvous(
                 max_nodes=request.max_nodes,
                 local_addr=request.local_addr,
                 join_timeout=JOIN_TIMEOUT_S,
+                last_call_timeout=_LAST_CALL_S,
+                keep_alive_interval=_KEEP_ALIVE_S,
+                keep_alive_max_attempt=_KEEP_ALIVE_ATTEMPTS,
             )
         )
     port = listener.getsockname()[1] if listener is not None else request.master_port or DEFAULT_MASTER_PORT

@@ -7,6 +7,7 @@ import datetime
 from drivetrain.launch.failures import signal_name
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.outcome import Outcome, RankOutcome
+from drivetrain.spec.restart import Restart
 
 _INPUT_ERROR = ("drivetrain.spec.errors.InputError: ", "InputError: ")
 
@@ -30,6 +31,15 @@ def describe_failure(outcome: Outcome) -> str:
     if outcome.error:
         parts.append(outcome.error)
     return "\n".join(parts)
+
+
+def describe_restart(restart: Restart) -> str:
+    """Said when ranks have been started anew."""
+    ranks = f"{restart.world_size} ranks"
+    if restart.world_size != restart.world_size_before:
+        ranks = f"{restart.world_size_before} → {ranks}"
+    seconds = max(0.0, restart.started_wall_s - restart.noticed_wall_s)
+    return f"restarted {restart.cause}: {ranks}, started {seconds:.1f} s later"
 
 
 def _input_error(first: RankOutcome) -> str | None:

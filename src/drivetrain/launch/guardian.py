@@ -3,8 +3,8 @@
 Run as a file by `ranks.py`, isolated and without site packages, so that it is up within 20 ms. It reads one
 command a line from its standard input, whose other end only the launcher holds:
 
-    +PID   a rank was started, leader of its own session
-    -PID   that rank has been reaped; its number may belong to somebody else from now on
+    +PID   a rank (or the process that forks ranks) was started, leader of its own session
+    -PID   that process has been reaped; its number may belong to somebody else from now on
     q      the launcher ends in order
 
 End of file without `q` means that the launcher died: every rank still known is killed with what it started.
@@ -56,7 +56,15 @@ def _session_members(leader: int) -> list[int]:
 
 
 def main() -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    # Schedulers send USR1 and USR2 to every process of a job step.
+    for signum in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
         signal.signal(signum, signal.SIG_IGN)
     leaders: set[int] = set()
     for line in sys.stdin:

@@ -33,11 +33,7 @@ def pinned(pinning: Pinning | None) -> Iterator[None]:
         yield
         return
     earlier = os.sched_getaffinity(0)
-    if pinning.cpus:
-        # A CPU may have gone offline, or left the cgroup, since it was planned: then the rank runs anywhere.
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, pinning.cpus)
-    is_preferred = pinning.numa_node is not None and prefer_node(pinning.numa_node)
+    is_preferred = pin(pinning)
     try:
         yield
     finally:
@@ -45,6 +41,15 @@ def pinned(pinning: Pinning | None) -> Iterator[None]:
             prefer_node(None)
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, earlier)
+
+
+def pin(pinning: Pinning) -> bool:
+    """This thread, and what it starts, runs where `pinning` says; whether memory is preferred there."""
+    if pinning.cpus:
+        # A CPU may have gone offline, or left the cgroup, since it was planned: then the rank runs anywhere.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, pinning.cpus)
+    return pinning.numa_node is not None and prefer_node(pinning.numa_node)
 
 
 def prefer_node(node: int | None) -> bool:

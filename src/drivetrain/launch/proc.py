@@ -17,6 +17,14 @@ def is_exiting(pid: int) -> bool:
     return fields[0] in ("Z", "X") or bool(int(fields[6]) & _PF_EXITING)
 
 
+def parent(pid: int) -> int | None:
+    """The process' parent; None where there is no such process any more."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler of its own for the signal."""
     return _has_bit(pid, "SigCgt", signum)

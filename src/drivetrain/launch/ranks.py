@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from drivetrain.launch import guardian, proc
+from drivetrain.launch.forked import AdoptedProcess, NotForkedError, RankForker
+from drivetrain.launch.guarded import Guarded
 from drivetrain.launch.pinning import pinned
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
@@ -71,7 +71,9 @@ class RankEnd:
 class _Running:
     """One started rank. All fields but the first three change under the lock of its `RankProcesses`."""
 
-    def __init__(self, start: RankStart, process: subprocess.Popen[bytes], log_start: int) -> None:
+    def __init__(
+        self, start: RankStart, process: subprocess.Popen[bytes] | AdoptedProcess, log_start: int
+    ) -> None:
         self.start = start
         self.process = process
         self.log_start = log_start
@@ -102,17 +104,24 @@ class RankProcesses:
         grace_s: from the first failure or a forwarded signal, until SIGKILL.
         held_files: descriptors that stay open, should the launcher be killed, until its ranks are gone.
         passed_files: descriptors that each rank inherits: its GPUs stay leased while it lives.
+        failure_grace_s: as `grace_s`, from the first failure; None takes that.
     """
 
     def __init__(
-        self, *, grace_s: float, held_files: tuple[int, ...] = (), passed_files: tuple[int, ...] = ()
+        self,
+        *,
+        grace_s: float,
+        held_files: tuple[int, ...] = (),
+        passed_files: tuple[int, ...] = (),
+        failure_grace_s: float | None = None,
     ) -> None:
         self._grace_s = grace_s
-        self._held_files = held_files
+        self._failure_grace_s = grace_s if failure_grace_s is None else failure_grace_s
         self._passed_files = passed_files
+        self._guarded = Guarded(held_files)
+        self._forker: RankForker | None = None
         self._changed = threading.Condition()
         self._running: list[_Running] = []
-        self._guardian: subprocess.Popen[str] | None = None
         self._stopper: threading.Thread | None = None
         self._interrupted: int | None = None
         self._is_cleaned = False  # what the current attempt's ranks left behind has been killed
@@ -138,6 +147,23 @@ class RankProcesses:
         with self._changed:
             return tuple(item.end() for item in self._running)
 
+    def fork_from(self, imports: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Ranks that are started from now on are forked, where they can be: see `RankForker`."""
+        self._forker = RankForker(
+            imports=imports,
+            command=command,
+            environment=environment,
+            passed_files=self._passed_files,
+            when_started=self._guarded.add,
+        )
+        self._forker.start_when_ranks_are_up()
+
+    @property
+    def are_forked(self) -> bool:
+        """Whether all ranks of the current attempt were forked."""
+        with self._changed:
+            return all(isinstance(item.process, AdoptedProcess) for item in self._running)
+
     def start(self, starts: Sequence[RankStart], *, attempt: int, attempts: int) -> None:
         """Starts one attempt; the earlier one must have been stopped. `attempt` counts from 0.
 
@@ -146,14 +172,14 @@ class RankProcesses:
             StoppedError: `interrupt` came first.
         """
         self._reap()
+        if self._forker is not None:
+            self._forker.wait_ready(lambda: self.interrupted is not None)
         with self._changed:
             if self._interrupted is not None:
                 raise StoppedError
             self._running = []
             self._stopper = None
             self._is_cleaned = False
-            if self._guardian is None:
-                self._guardian = _start_guardian(self._held_files)
             try:
                 for start in starts:
                     self._running.append(self._start_one(start, attempt=attempt, attempts=attempts))
@@ -171,6 +197,19 @@ class RankProcesses:
                     return False
                 self._changed.wait(left)
             return True
+
+    @property
+    def is_running(self) -> bool:
+        with self._changed:
+            return bool(self._alive())
+
+    @property
+    def have_saved(self) -> bool:
+        """Whether the ranks of the current attempt have ended as they do when they were asked to stop, some
+        perhaps at their own end."""
+        with self._changed:
+            codes = {item.returncode for item in self._running}
+            return ExitCode.PREEMPTED in codes and codes <= {ExitCode.PREEMPTED, ExitCode.DONE}
 
     @property
     def any_failed(self) -> bool:
@@ -193,11 +232,16 @@ class RankProcesses:
             self._changed.notify_all()
 
     def ask_to_stop(self, signum: int, *, grace_s: float) -> None:
-        """Passes `signum` on to ranks that save their state when they get it, each as soon as it listens, and
-        forbids further starts. They have `grace_s` to leave; then `interrupt`'s way is gone. Returns at once.
-        """
+        """As `ask_to_leave`, and forbids further starts."""
         with self._changed:
             self._interrupted = signum
+        self.ask_to_leave(signum, grace_s=grace_s)
+
+    def ask_to_leave(self, signum: int, *, grace_s: float) -> None:
+        """Passes `signum` on to ranks that save their state when they get it, each as soon as it listens.
+        They have `grace_s` to leave; then `interrupt`'s way is gone. Returns at once.
+        """
+        with self._changed:
             waiting = self._alive()
             self._changed.notify_all()
         threading.Thread(
@@ -244,13 +288,9 @@ class RankProcesses:
             self.kill()
             self.wait(KILL_WAIT_S)
         self._reap()
-        with self._changed:
-            if self._guardian is not None:
-                assert self._guardian.stdin is not None
-                _tell(self._guardian.stdin, "q")
-                self._guardian.stdin.close()
-                self._guardian.wait()
-                self._guardian = None
+        if self._forker is not None and (pid := self._forker.close()) is not None:
+            self._guarded.drop(pid)
+        self._guarded.close()
 
     def _start_one(self, start: RankStart, *, attempt: int, attempts: int) -> _Running:
         try:
@@ -264,29 +304,35 @@ class RankProcesses:
             raise log_not_writable(start.log, error) from error
         with log:
             log_start = log.tell()
-            try:
-                with pinned(start.pinning):
-                    process = subprocess.Popen(
-                        start.command,
-                        env=dict(start.environment),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                        pass_fds=self._passed_files,
-                    )
-            except OSError as error:
-                raise InputError(
-                    f"the program {start.command[0]!r}",
-                    f"it cannot be run: {error.strerror}",
-                    "check its path and that it may be executed; a script without #! needs an interpreter",
-                ) from error
-        assert self._guardian is not None
-        assert self._guardian.stdin is not None
-        _tell(self._guardian.stdin, f"+{process.pid}")
+            process = self._new_process(start, log.fileno())
+        self._guarded.add(process.pid)
         running = _Running(start, process, log_start)
         threading.Thread(target=self._watch, args=(running,), daemon=True, name="rank-watch").start()
         return running
+
+    def _new_process(self, start: RankStart, log: int) -> subprocess.Popen[bytes] | AdoptedProcess:
+        if self._forker is not None:
+            try:
+                return self._forker.fork(start.command, start.environment, log, start.pinning)
+            except NotForkedError:
+                pass  # the usual way, which only takes longer
+        try:
+            with pinned(start.pinning):
+                return subprocess.Popen(
+                    start.command,
+                    env=dict(start.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=self._passed_files,
+                )
+        except OSError as error:
+            raise InputError(
+                f"the program {start.command[0]!r}",
+                f"it cannot be run: {error.strerror}",
+                "check its path and that it may be executed; a script without #! needs an interpreter",
+            ) from error
 
     def _watch(self, item: _Running) -> None:
         # WNOWAIT leaves the zombie, so that the process id, which names the session too, stays ours until
@@ -301,7 +347,7 @@ class RankProcesses:
                 # The others, who agreed to stop with it, are about to leave by themselves.
                 self._begin_stop(None, grace_s=self._grace_s)
             elif item.returncode != 0:
-                self._begin_stop(signal.SIGTERM, grace_s=self._grace_s)
+                self._begin_stop(signal.SIGTERM, grace_s=self._failure_grace_s)
             self._changed.notify_all()
 
     def _begin_stop(self, signum: int | None, *, grace_s: float) -> None:
@@ -365,35 +411,15 @@ class RankProcesses:
             for item in self._running:
                 if item.returncode is not None and item.process.returncode is None:
                     item.process.wait()
-                    if self._guardian is not None and self._guardian.stdin is not None:
-                        _tell(self._guardian.stdin, f"-{item.process.pid}")
+                    self._guarded.drop(item.process.pid)
 
 
 def log_not_writable(log: Path, error: OSError) -> InputError:
     return InputError(f"{log}", f"the log cannot be written: {error.strerror}", "choose another --output")
 
 
-def _start_guardian(held_files: tuple[int, ...]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        pass_fds=held_files,
-    )
-
-
-def _tell(pipe: IO[str], line: str) -> None:
-    try:
-        pipe.write(line + "\n")
-        pipe.flush()
-    except (BrokenPipeError, ValueError):
-        # The guardian was killed: the job goes on, only less protected.
-        return
-
-
 def _separator(attempt: int, attempts: int) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"\n===== drivetrain launch: attempt {attempt + 1} of {attempts}, {when} =====\n"
+    # Where machines come and go there are more starts than those that a failure made necessary.
+    which = f"attempt {attempt + 1} of {attempts}" if attempt < attempts else f"start {attempt + 1}"
+    return f"\n===== drivetrain launch: {which}, {when} =====\n"

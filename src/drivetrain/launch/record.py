@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from drivetrain.launch.render import render_command
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.outcome import Outcome
+from drivetrain.spec.restart import Restart
 from drivetrain.spec.run_dir import RunDir
 
 
@@ -39,6 +41,11 @@ class LaunchRecord:
         name = f"-node-{node_rank:05d}" if node_rank is not None else self.suffix
         return self.run.outcome.with_name(f"outcome{name}.json")
 
+    def add_restart(self, restart: Restart) -> None:
+        """Where it cannot be written (a full disk), training goes on all the same."""
+        with contextlib.suppress(OSError), self.run.restarts.open("a", encoding="utf-8") as file:
+            file.write(restart.to_line() + "\n")
+
     def write_outcome(self, outcome: Outcome, node_rank: int | None) -> Path:
         """Atomic: a reader sees the whole outcome or none."""
         path = self.outcome(node_rank)
@@ -58,6 +65,8 @@ def open_record(request: LaunchRequest) -> LaunchRecord:
         record.errors.mkdir(parents=True, exist_ok=True)
         # Else a launcher that is killed would leave an old ending beside a new beginning.
         record.outcome(request.node_rank).unlink(missing_ok=True)
+        if record.suffix == "":
+            record.run.restarts.unlink(missing_ok=True)
         _write_atomically(record.command, render_command(request, hide_secrets=True))
     except OSError as error:
         raise InputError(

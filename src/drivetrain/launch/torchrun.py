@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.hardware.leases.inherited import inherited_files
 from drivetrain.launch.check import DEFAULT_MASTER_PORT, Rendezvous, check, hosts_the_store, rendezvous_of
+from drivetrain.launch.describe import describe_restart
 from drivetrain.launch.environment import Place, launcher_environment
 from drivetrain.launch.failures import causes, earliest, job_exit_code, rank_outcome, signal_name
 from drivetrain.launch.lock import hold_folder
@@ -34,9 +35,10 @@ from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode, exit_code_for_signal
 from drivetrain.spec.job import LaunchRequest
 from drivetrain.spec.outcome import Outcome, RankOutcome
+from drivetrain.spec.restart import Restart
 
 if TYPE_CHECKING:
-    from drivetrain.launch.agent import AgentReport
+    from drivetrain.launch.agent_loop import AgentReport
 
 __all__ = ["launch", "render_command"]
 
@@ -142,7 +144,11 @@ class _Job:
             grace_s=request.grace_s,
             held_files=(held.lock,),
             passed_files=inherited_files({**launcher_environment(), **request.environment}),
+            failure_grace_s=request.failure_grace_s,
         )
+        if request.imports is not None and (request.max_restarts or request.is_elastic):
+            environment = {**launcher_environment(), **request.environment}
+            self._ranks.fork_from(request.imports, request.command, environment)
         self._agent = _AgentEnd()
 
     def run(self) -> Outcome:
@@ -241,13 +247,14 @@ class _Job:
 
     def _run_agent(self, done: Callable[[], None]) -> None:
         try:
-            from drivetrain.launch.agent import AgentReport, run_agent
+            from drivetrain.launch.agent import run_agent
+            from drivetrain.launch.agent_loop import AgentReport, Callbacks
 
             self._agent.report = AgentReport(node_rank=None)
             run_agent(
                 self._request,
                 ranks=self._ranks,
-                start_ranks=self._start_ranks,
+                callbacks=Callbacks(start_ranks=self._start_ranks, record_restart=self._record_restart),
                 listener=self._listener,
                 run_id=self._run_id,
                 report=self._agent.report,
@@ -257,6 +264,12 @@ class _Job:
         finally:
             self._agent.is_done.set()
             done()
+
+    def _record_restart(self, restart: Restart) -> None:
+        if self._node_rank() == 0:
+            self._record.add_restart(restart)
+        if self._note is not None:
+            self._note(describe_restart(restart))
 
     def _wait(self, wake: _Wake) -> None:
         """Until the agent is done; after an interruption no longer than the grace and a little more."""
@@ -269,7 +282,9 @@ class _Job:
                 stop_grace_s = self._request.stop_grace_s
                 if stop_grace_s is not None and signum in _ASKING and self._ranks.interrupted is None:
                     self._ranks.ask_to_stop(signum, grace_s=stop_grace_s)
-                    give_up_s = time.monotonic() + stop_grace_s + self._request.grace_s + _AGENT_S
+                    # Between two starts there is no rank that could save.
+                    save_s = stop_grace_s + self._request.grace_s if self._ranks.is_running else 0.0
+                    give_up_s = time.monotonic() + save_s + _AGENT_S
                 elif signum in _PASSED_ON:
                     self._forward(signum)
                 elif self._ranks.interrupted is None:

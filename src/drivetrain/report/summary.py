@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from drivetrain.report import wording
+from drivetrain.report import restarts, wording
 from drivetrain.report.advice import resume_command, try_next
 from drivetrain.report.divergence import divergence
 from drivetrain.report.layout import Layout
@@ -82,7 +82,11 @@ def _whole(end: _End, layout: Layout) -> list[list[str]]:
     head = [] if is_done else _reason(end)
     head += [("diverged" if index == 0 else "", text) for index, text in enumerate(growth)]
     measured = [*_speed(state), *_time(state), *_input(state)] if state.has_trained else []
-    kept = [*_skipped(state), *([] if is_done else _safe(state.step, end.saved))]
+    kept = [
+        *_skipped(state),
+        *restarts.rows(restarts.timed_restarts(end.run_dir)),
+        *([] if is_done else _safe(state.step, end.saved)),
+    ]
     offers = try_next(state, end.run_dir, is_done=is_done, saved=end.saved, has_diverged=has_diverged)
     return [
         [*layout.headline(_headline(end, has_diverged=has_diverged)), *_laid(head, layout)],

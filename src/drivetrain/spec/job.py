@@ -33,6 +33,10 @@ class LaunchRequest:
         environment: variables set for every rank, on top of the launcher's own environment.
         pinnings: by local rank, where its process runs; empty where ranks run anywhere.
         grace_s: from the first failure, how long the other ranks may take to end before SIGKILL.
+        failure_grace_s: the same where others are known to have nothing to save after a failure; None takes
+            `grace_s`.
+        imports: the file in which ranks name the modules that they import, once they are up; ranks that are
+            restarted then come from a process that has imported them. None: they start as the first did.
         stop_grace_s: how long ranks that were asked to stop may take to save; None: they are not known to
             save anything, and have `grace_s`.
     """
@@ -52,8 +56,15 @@ class LaunchRequest:
     environment: dict[str, str] = field(default_factory=dict)
     pinnings: tuple[Pinning, ...] = ()
     grace_s: float = 5.0
+    failure_grace_s: float | None = None
+    imports: Path | None = None
     stop_grace_s: float | None = None
     monitor_interval_s: float = 0.1
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on with fewer or more machines."""
+        return self.min_nodes < self.max_nodes
 
     @property
     def is_single_node(self) -> bool:

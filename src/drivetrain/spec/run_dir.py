@@ -33,6 +33,16 @@ class RunDir:
         return self.path / "launch"
 
     @property
+    def imports(self) -> Path:
+        """The modules that a rank had imported when it had done its first step."""
+        return self.launch / "imports.txt"
+
+    @property
+    def restarts(self) -> Path:
+        """How often ranks were started anew, why, and how long it took the launcher."""
+        return self.launch / "restarts.jsonl"
+
+    @property
     def outcome(self) -> Path:
         """How the run ended, per rank, with the earliest failure."""
         return self.launch / "outcome.json"

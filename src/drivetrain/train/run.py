@@ -47,6 +47,7 @@ from drivetrain.telemetry.reader import read_events
 from drivetrain.train.bad_numbers import SkippedSteps, SpikeWatch
 from drivetrain.train.certificate_file import CertificateFile
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
+from drivetrain.train.imports import write_imports
 from drivetrain.train.interruption import stop_listening
 from drivetrain.train.opening import device_name, run_started
 from drivetrain.train.recorder import Recorder, StepFacts
@@ -353,6 +354,8 @@ class Run:
         self._clock.restart_step(step.index)
 
     def _after_step(self, step: StepBatch, output: StepOutput) -> None:
+        if not self.has_stepped and self.run_dir is not None and self.world.env.local_rank == 0:
+            write_imports(self.run_dir.imports)
         self.has_stepped = True
         self._num_steps = step.index + 1
         skipped = [sample for micro in step.micro_batches for sample in micro.skipped]

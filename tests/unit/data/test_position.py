@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drivetrain.data.permutation import Int64, KeyedPermutation
 from drivetrain.data.position import SampleOrder
 from drivetrain.spec.errors import InputError
 
@@ -69,3 +71,28 @@ def test_far_positions_are_reached_at_once() -> None:
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(InputError, match="0 samples"):
         SampleOrder(0, seed=0)
+
+
+def test_a_seek_costs_no_more_memory_nor_work_at_ten_to_the_eighth(monkeypatch: pytest.MonkeyPatch) -> None:
+    permuted = []
+    permute = KeyedPermutation.__call__
+
+    def counting(self: KeyedPermutation, positions: Int64) -> Int64:
+        permuted.append(len(positions))
+        return permute(self, positions)
+
+    monkeypatch.setattr(KeyedPermutation, "__call__", counting)
+    peaks = []
+    for num_samples in (10**3, 10**8, 10**12):
+        start = 7 * num_samples - 100  # deep in the stream, and across an epoch's end
+        SampleOrder(num_samples, seed=3).slots(start, start + 256)  # what is made once is made
+        permuted.clear()
+        tracemalloc.start()
+        slots = SampleOrder(num_samples, seed=3).slots(start, start + 256)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert permuted == [100, 156]
+        assert slots.epoch.tolist() == [6] * 100 + [7] * 156
+        assert 0 <= slots.index.min() <= slots.index.max() < num_samples
+    assert max(peaks) < 64 * 1024  # of 10**8 stored indices it would be 800 MB
+    assert max(peaks) < 1.5 * min(peaks)
