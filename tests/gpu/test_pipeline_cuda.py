@@ -16,7 +16,7 @@ STEPS, STOP = 12, 6
 
 @pytest.fixture(autouse=True)
 def _fresh_processes(ranks):
-    """NCCL's groups of an earlier run in the same processes, once destroyed, abort a later one that sends from
+    """NCCL groups of an earlier run in the same processes, once destroyed, abort a later one that sends from
     rank to rank (torch 2.11); a run of the product has processes of its own."""
     yield
     ranks.close()
