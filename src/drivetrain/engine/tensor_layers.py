@@ -29,7 +29,13 @@ class Split(nn.Module):
     """False in a region, which does it once for all."""
 
     def _entered(self, x: Tensor) -> Tensor:
-        return enter(x, self.tensor_ranks) if self.sums_input_gradient else x
+        """`x` as it is computed with: in autocast's type, so that gradients are summed in it too."""
+        if not self.sums_input_gradient:
+            return x
+        kind = x.device.type
+        if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        return enter(x, self.tensor_ranks)
 
 
 class Whole(Split):
@@ -43,8 +49,7 @@ class Inside(Split):
 class Region(Split):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         def entered(item: Any) -> Any:
-            is_split = isinstance(item, Tensor) and item.is_floating_point()
-            return enter(item, self.tensor_ranks) if is_split else item
+            return self._entered(item) if isinstance(item, Tensor) and item.is_floating_point() else item
 
         args = tuple(entered(item) for item in args)
         return super().forward(*args, **{name: entered(item) for name, item in kwargs.items()})
@@ -128,7 +133,8 @@ class AttentionHeads(Split):
         weights = own_heads(self.in_proj_weight, self.tensor_ranks).chunk(3)
         biases = (None,) * 3 if bias is None else own_heads(bias, self.tensor_ranks).chunk(3)
         # One sum for self-attention, whose three inputs are one.
-        sources = {id(x): enter(x, self.tensor_ranks) for x in (query, key, value)}
+        inputs = {id(x): x for x in (query, key, value)}
+        sources = {place: self._entered(x) for place, x in inputs.items()}
         heads = [
             _split_heads(F.linear(sources[id(x)], weight, bias), self.num_heads // self.tensor_ranks.size)
             for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
