@@ -37,7 +37,7 @@ def measured(*, folder, **options):
 )
 def test_counted_bytes_are_the_formulas(ranks, tmp_path, world_size, options):
     text_programs.write_corpus(tmp_path / "corpus.tokens")
-    for result in ranks.run(world_size, measured, folder=str(tmp_path), **options):
+    for result in ranks.run(world_size, measured, timeout_s=150, folder=str(tmp_path), **options):
         assert sum(result.sent.values()) == pytest.approx(result.expected, rel=0.01)
         # The control word is apart, and small.
         assert 0 < result.other < 1000
@@ -48,14 +48,14 @@ def test_counted_bytes_are_the_formulas(ranks, tmp_path, world_size, options):
 
 def test_one_rank_sends_nothing(ranks, tmp_path):
     text_programs.write_corpus(tmp_path / "corpus.tokens")
-    (result,) = ranks.run(1, measured, folder=str(tmp_path), strategy="single")
+    (result,) = ranks.run(1, measured, timeout_s=150, folder=str(tmp_path), strategy="single")
     assert (result.sent, result.expected, result.other) == ({}, 0, 0)
 
 
 def test_ddp_sends_its_gradients_once_however_many_micro_batches(ranks, tmp_path):
     text_programs.write_corpus(tmp_path / "corpus.tokens")
     shape = text_programs.SHAPE
-    (result, _) = ranks.run(2, measured, folder=str(tmp_path), strategy="ddp", micro_batch=1)
+    (result, _) = ranks.run(2, measured, timeout_s=150, folder=str(tmp_path), strategy="ddp", micro_batch=1)
     assert result.sent["all_reduce"] == pytest.approx(
         sent_bytes("all_reduce", FP32 * num_parameters(shape), 2), rel=0.01
     )

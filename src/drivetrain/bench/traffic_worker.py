@@ -220,6 +220,7 @@ class _Memory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
+        _import_what_optimizers_do()
         self._before = _status_bytes("VmRSS")
         self._problem: str | None = None
         try:
@@ -239,6 +240,13 @@ class _Memory:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
         return Unknown("the CPU's allocator reserves nothing")
+
+
+def _import_what_optimizers_do() -> None:
+    """torch's first optimizer imports its compiler, tens of MB that are no strategy's."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    torch.optim.AdamW([parameter], fused=True).step()
 
 
 def _status_bytes(field: str) -> int:
