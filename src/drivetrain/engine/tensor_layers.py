@@ -9,7 +9,7 @@ of `tensor_collectives`.
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,14 +29,13 @@ class Split(nn.Module):
     """False in a region, which does it once for all."""
 
     def _entered(self, x: Tensor) -> Tensor:
-        return enter(_as_computed(x), self.tensor_ranks) if self.sums_input_gradient else x
-
-
-def _as_computed(x: Tensor) -> Tensor:
-    """`x` in the type that autocast will give it in the products that follow, where it is on: the gradient of
-    what a norm gave in fp32 would be twice as many bytes to send."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+        """`x` as it is computed with: in autocast's type, so that gradients are summed in it too."""
+        if not self.sums_input_gradient:
+            return x
+        kind = x.device.type
+        if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        return enter(x, self.tensor_ranks)
 
 
 class Whole(Split):
@@ -50,8 +49,7 @@ class Inside(Split):
 class Region(Split):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         def entered(item: Any) -> Any:
-            is_split = isinstance(item, Tensor) and item.is_floating_point()
-            return enter(_as_computed(item), self.tensor_ranks) if is_split else item
+            return self._entered(item) if isinstance(item, Tensor) and item.is_floating_point() else item
 
         args = tuple(entered(item) for item in args)
         return super().forward(*args, **{name: entered(item) for name, item in kwargs.items()})
@@ -135,7 +133,8 @@ class AttentionHeads(Split):
         weights = own_heads(self.in_proj_weight, self.tensor_ranks).chunk(3)
         biases = (None,) * 3 if bias is None else own_heads(bias, self.tensor_ranks).chunk(3)
         # One sum for self-attention, whose three inputs are one.
-        sources = {id(x): enter(x, self.tensor_ranks) for x in (query, key, value)}
+        inputs = {id(x): x for x in (query, key, value)}
+        sources = {place: self._entered(x) for place, x in inputs.items()}
         heads = [
             _split_heads(F.linear(sources[id(x)], weight, bias), self.num_heads // self.tensor_ranks.size)
             for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
@@ -161,17 +160,21 @@ def _split_heads(x: Tensor, num_heads: int) -> Tensor:
 def become(module: nn.Module, kind: type[Split], ranks: TensorGroup, *, sums_input_gradient: bool) -> None:
     """Makes `module` one of `kind`, in place."""
     names = tuple(name for name, parameter in module._parameters.items() if parameter is not None)
-    module.__class__ = _mixed(cast(Any, kind), cast(Any, module.__class__), names)
+    module.__class__ = _mixed(kind, module.__class__, names)
     module.tensor_ranks = ranks  # type: ignore[assignment]
     module.sums_input_gradient = sums_input_gradient  # type: ignore[assignment]
 
 
-@functools.cache
-def _mixed(kind: Any, base: Any, names: tuple[str, ...]) -> type[nn.Module]:
-    """One class for all modules of a class, since blocks are found by their class."""
-    local = _local_summed if issubclass(kind, Inside) else _local
-    properties = {name: property(functools.partial(local, name)) for name in names}
-    return type(f"{kind.__name__}{base.__name__}", (kind, base), properties)
+# One class for all modules of a class, since blocks are found by their class.
+_MIXED: dict[tuple[type[Split], type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
+
+
+def _mixed(kind: type[Split], base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    if (kind, base, names) not in _MIXED:
+        local = _local_summed if issubclass(kind, Inside) else _local
+        properties = {name: property(functools.partial(local, name)) for name in names}
+        _MIXED[kind, base, names] = type(f"{kind.__name__}{base.__name__}", (kind, base), properties)
+    return _MIXED[kind, base, names]
 
 
 def _local(name: str, module: nn.Module) -> Any:
