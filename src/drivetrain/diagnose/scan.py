@@ -1,0 +1,189 @@
+"""Reads logs of any size once, in bounded memory, and gives the lines that hold one of some texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from drivetrain.diagnose.lines import MAX_LINE_CHARS, Line, Place, has_rank_prefix, read_line
+from drivetrain.diagnose.prefilter import Prefilter
+
+CHUNK_BYTES = 1 << 22
+_NUM_AROUND = 8
+"""So many lines before and after a found one can be looked at."""
+_MAX_CARRIED_BYTES = 1 << 20
+_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\^_])")
+_UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A log to read. `rank` is given only where the writer is known for sure, as in a run's own folder."""
+
+    name: str
+    open: Callable[[], BinaryIO]
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A line with one of the texts, and who asked for the text.
+
+    `following` reads on: the texts of the next lines of the same writer. To be called before the next line
+    is asked for.
+    """
+
+    line: Line
+    owners: tuple[int, ...]
+    following: Callable[[], tuple[str, ...]]
+
+
+@dataclass(kw_only=True)
+class Extent:
+    """How much was read."""
+
+    num_bytes: int = 0
+    num_lines: int = 0
+
+
+def scan(source: Source, prefilter: Prefilter, *, file_order: int, extent: Extent) -> Iterator[Found]:
+    """The lines of `source` that hold a text of `prefilter`, in order; counts what it reads into `extent`.
+
+    A progress bar's redrawings ("\\r") are pieces of their own within one line.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with source.open() as file:
+        head = file.read(CHUNK_BYTES)
+        encoding = _UTF16.get(head[:2])
+        reader = _Reader(source, prefilter, file_order)
+        prefilter.tune(_plain(head, encoding).lower())
+        block = head
+        while block:
+            extent.num_bytes += len(block)
+            yield from reader.add(_plain(block, encoding))
+            block = file.read(CHUNK_BYTES)
+        yield from reader.end()
+        extent.num_lines += reader.num_lines
+
+
+def _plain(block: bytes, encoding: str | None) -> bytes:
+    if encoding is not None:  # a Windows shell's redirection; a character cut in two at a border is lost
+        block = block.decode(encoding, errors="replace").encode(errors="replace")
+    return _ANSI.sub(b"", block) if b"\x1b" in block else block
+
+
+class _Reader:
+    """Joins blocks at line ends. The last lines of a block wait for those that follow them."""
+
+    def __init__(self, source: Source, prefilter: Prefilter, file_order: int) -> None:
+        self._source = source
+        self._prefilter = prefilter
+        self._file_order = file_order
+        self._carried = b""
+        self._first_number = 1  # of the first line in `_carried`
+        self._done = 0  # bytes of `_carried` whose lines have been given
+        self.num_lines = 0
+
+    def add(self, block: bytes) -> Iterator[Found]:
+        text = self._carried + block
+        end = text.rfind(b"\n") + 1
+        for _ in range(_NUM_AROUND):
+            previous = text.rfind(b"\n", 0, max(end - 1, 0)) + 1
+            if previous <= self._done:
+                break
+            end = previous
+        if end <= self._done and len(text) - self._done < _MAX_CARRIED_BYTES:
+            self._carried = text
+            return
+        if end <= self._done or len(text) - end > _MAX_CARRIED_BYTES:
+            end = len(text)  # one enormous line: give it in pieces
+        yield from self._found(text, end)
+        self._carry(text, end)
+
+    def end(self) -> Iterator[Found]:
+        yield from self._found(self._carried, len(self._carried))
+        self.num_lines = self._first_number - 1 + self._carried.count(b"\n")
+        self.num_lines += bool(self._carried) and not self._carried.endswith(b"\n")
+
+    def _carry(self, text: bytes, end: int) -> None:
+        start = end
+        for _ in range(_NUM_AROUND):
+            start = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
+        start = max(start, end - _MAX_CARRIED_BYTES)
+        self._first_number += text.count(b"\n", 0, start)
+        self._carried = text[start:]
+        self._done = end - start
+
+    def _found(self, text: bytes, end: int) -> Iterator[Found]:
+        counted, number = 0, self._first_number
+        piece: tuple[int, int] | None = None
+        owners: dict[int, None] = {}
+        # A text that began before `_done` was given with the block before; one that begins in front of `end`
+        # may reach behind it.
+        base = max(self._done - MAX_LINE_CHARS, 0)
+        for relative, found in self._prefilter.find(text[base:].lower()):
+            position = base + relative
+            if not self._done <= position < end:
+                continue
+            if piece is not None and position < piece[1]:
+                owners.update(dict.fromkeys(found))
+                continue
+            if piece is not None:
+                yield self._read(text, piece, number, tuple(owners))
+            piece = _piece(text, position)
+            number += text.count(b"\n", counted, piece[0])
+            counted = max(counted, piece[0])
+            owners = dict.fromkeys(found)
+        if piece is not None:
+            yield self._read(text, piece, number, tuple(owners))
+
+    def _read(self, text: bytes, piece: tuple[int, int], number: int, owners: tuple[int, ...]) -> Found:
+        place = Place(file=self._source.name, number=number, file_order=self._file_order)
+        line = read_line(_decode(text[piece[0] : piece[1]]), place, rank=self._source.rank)
+        if line.rank is None:
+            line = self._with_rank_of_the_line_before(text, piece[0], line)
+        return Found(line=line, owners=owners, following=lambda: _following(text, piece[1], line))
+
+    def _with_rank_of_the_line_before(self, text: bytes, start: int, line: Line) -> Line:
+        """The last line of a traceback is sometimes printed without the prefix that its frames have."""
+        before = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
+        if before >= start:
+            return line
+        neighbour = read_line(_decode(text[before : start - 1]), line.place)
+        if neighbour.rank is None or not has_rank_prefix(neighbour) or not neighbour.text.startswith(" "):
+            return line
+        return Line(
+            place=line.place, text=line.text, shown=line.shown, rank=neighbour.rank, node=line.node,
+            pid=line.pid, stamp=line.stamp,
+        )  # fmt: skip
+
+
+def _piece(text: bytes, position: int) -> tuple[int, int]:
+    """The borders of the line, or of the progress bar's redrawing, around `position`; cut where enormous."""
+    lowest = max(position - MAX_LINE_CHARS // 2, 0)
+    start = max(text.rfind(b"\n", lowest, position), text.rfind(b"\r", lowest, position)) + 1 or lowest
+    highest = start + MAX_LINE_CHARS
+    ends = [at for mark in (b"\n", b"\r") if (at := text.find(mark, position, highest)) >= 0]
+    return start, min(ends, default=min(highest, len(text)))
+
+
+def _following(text: bytes, end: int, line: Line) -> tuple[str, ...]:
+    found = []
+    start = end
+    while len(found) < _NUM_AROUND and start < len(text):
+        start += 1
+        stop = text.find(b"\n", start)
+        stop = len(text) if stop < 0 else stop
+        read = read_line(_decode(text[start : min(stop, start + MAX_LINE_CHARS)]), line.place, rank=line.rank)
+        if read.rank == line.rank:
+            found.append(read.text)
+        start = stop
+    return tuple(found)
+
+
+def _decode(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace")
