@@ -20,7 +20,7 @@ _ENOUGH = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A line that a rule matches. `rank` and `node`: who is to blame, or wrote it, as far as the line says."""
+    """A line that a rule matches. `rank` and `node`: who wrote it, or whom it names, as far as it says."""
 
     rule: Rule
     line: Line
@@ -90,7 +90,7 @@ class Findings:
     _ranks: dict[tuple[str | None, int], tuple[float, int]] = field(default_factory=dict)
 
     def hits(self, rule: str) -> tuple[Hit, ...]:
-        """The first match of each writer, in the log's order; for `over_hits`, the last of those that hold."""
+        """The first match of each writer, in the log's order; with `over_hits` the last."""
         over = self.book.by_id[rule].over_hits
         if not self._differ(self.book.by_id[rule]):
             return ()
@@ -100,7 +100,7 @@ class Findings:
                 found.append(self._with_rank(track.first))
             elif over.holds(track.values()):
                 found.append(self._with_rank(track.last))
-        return tuple(sorted(found, key=lambda hit: hit.line.place.order))
+        return tuple(sorted(found, key=lambda hit: hit.line.order))
 
     def count(self, rule: str) -> int:
         return self.counts.get(rule, 0)
@@ -164,7 +164,7 @@ def _match(found: Found, findings: Findings, prefilter: Prefilter) -> None:
 
 
 def match_rule(rule: Rule, found: Found) -> Hit | None:
-    """Whether `rule` matches the line (with those that follow, where it reads several) and its numbers hold."""
+    """The match of `rule` in this line (and those after it, where it reads several), if its numbers hold."""
     line = found.line
     match = next((match for pattern in rule.patterns if (match := pattern.search(line.text))), None)
     text = line.text

@@ -1,8 +1,8 @@
 """From matched rules to one verdict: the deepest cause wins over the last message.
 
-Each rule says of what its lines may be a consequence. A claim that another one explains is a consequence; of
-those that nothing explains, what ends a job goes before what only slows it, then what is surer, then what came
-first. Where only symptoms are left the log does not say, and so does the verdict.
+Each rule says of what its lines may be a consequence. A claim that another one explains is a consequence.
+Of those that nothing explains, what ends a job goes before what only slows it, then what is surer, then what
+came first. Where only symptoms are left the log does not say, and so does the verdict.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def _claims(findings: Findings) -> list[Claim]:
         rule, hits = compared
         by_key.setdefault(rule.cause or rule.id, []).append((rule, hits))
     claims = [_claim(key, parts) for key, parts in by_key.items()]
-    return sorted(claims, key=lambda claim: claim.first.line.place.order)
+    return sorted(claims, key=lambda claim: claim.first.line.order)
 
 
 def _claim(key: str, parts: list[tuple[Rule, tuple[Hit, ...]]]) -> Claim:
     best = min(rule.confidence.rank for rule, _ in parts)
-    parts.sort(key=lambda part: (part[0].confidence.rank != best, part[1][0].line.place.order))
+    parts.sort(key=lambda part: (part[0].confidence.rank != best, part[1][0].line.order))
     hits = sorted((hit for _, hits in parts for hit in hits), key=_by_time)
     return Claim(key, tuple(rule for rule, _ in parts), tuple(hits))
 
@@ -105,11 +105,9 @@ def _active(findings: Findings) -> list[tuple[Rule, tuple[Hit, ...]]]:
         name for name in matched
         if (rule := findings.book.by_id.get(name)) is None or _holds(rule, matched)
     }  # fmt: skip
-    active = []
-    for rule in findings.book.rules:
-        if rule.id in hits and _holds(rule, holding):
-            active.append((rule, hits[rule.id]))
-    return active
+    return [
+        (rule, hits[rule.id]) for rule in findings.book.rules if rule.id in hits and _holds(rule, holding)
+    ]
 
 
 def _holds(rule: Rule, matched: set[str]) -> bool:
@@ -118,7 +116,7 @@ def _holds(rule: Rule, matched: set[str]) -> bool:
 
 
 def _explained(claims: Sequence[Claim], findings: Findings) -> dict[str, str]:
-    """Consequence → the claim that explains it. Of two that could explain each other the earlier is the cause."""
+    """Consequence → what explains it. Of two that could explain each other the earlier is the cause."""
     names = {claim.key: {claim.key, *(rule.id for rule in claim.rules)} for claim in claims}
     causes_of = {
         claim.key: [
@@ -148,7 +146,7 @@ def _can_explain(cause: Claim, effect: Claim, names: dict[str, set[str]], findin
 
 
 def _is_named(rule: Rule, cause: Claim, findings: Findings) -> bool:
-    """Whether `rule` names the cause itself, not by "@any": what only slows a job ends none unless it is said to."""
+    """Whether `rule` names the cause itself: what only slows a job ends one only where that is said."""
     own = findings.book.causes[rule.cause].follows if rule.cause else frozenset()
     return cause.key in rule.follows | own
 
@@ -161,15 +159,15 @@ def _came_too_late(cause: Claim, effect: Claim, findings: Findings) -> bool:
     return first.seconds > then.seconds + _CLOCKS_DIFFER_S
 
 
-def _by_time(hit: Hit) -> tuple[int, int]:
-    return hit.line.place.order
+def _by_time(hit: Hit) -> tuple[bool, tuple[int, int]]:
+    return hit.line.order
 
 
 def _is_warning(claim: Claim, findings: Findings) -> bool:
     return claim.cause is not None and findings.book.causes[claim.cause].is_warning
 
 
-def _order(claim: Claim, findings: Findings) -> tuple[bool, int, tuple[int, int]]:
+def _order(claim: Claim, findings: Findings) -> tuple[bool, int, tuple[bool, tuple[int, int]]]:
     return _is_warning(claim, findings), claim.confidence.rank, _by_time(claim.first)
 
 
@@ -239,7 +237,7 @@ def _quiet(findings: Findings) -> Verdict:
     ]
     cause = NO_PROBLEM_FOUND if healthy else NOT_ENOUGH_INFO
     says = "" if healthy else (
-        "the log is empty" if findings.extent.num_bytes == 0 else "no line tells of a failure, and none of progress"
+        "the log is empty" if findings.extent.num_bytes == 0 else "no line tells of failure, none of progress"
     )  # fmt: skip
     return Verdict(
         cause=cause,
@@ -255,6 +253,7 @@ def _culprit(claim: Claim) -> tuple[int | None, str | None]:
     best = claim.confidence
     sure = [hit for hit in claim.hits if hit.rule.confidence is best] or list(claim.hits)
     blamed = [(_blamed(hit), hit) for hit in sure]
+    blamed += [(_blamed(hit), hit) for hit in claim.hits if hit not in sure]
     rank = next((rank for rank, _ in blamed if rank is not None), None)
     node = next((hit.node for each, hit in blamed if hit.node and each in (rank, None)), None)
     return rank, node

@@ -16,12 +16,14 @@ _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
         # 2024-05-01T10:00:00.123Z, [2024-05-01 10:00:00,123], 24-05-01 10:00:00.1 -
-        r"\[?(?P<date>(?:\d\d)?\d\d[-/]\d\d[-/]\d\d)[T ](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|\s?[+-]\d\d:?\d\d)?\]?(?:\s-\s|:\s|\s|$)",
+        r"\[?(?P<date>(?:\d\d)?\d\d[-/]\d\d[-/]\d\d)[T ](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
+        r"(?:Z|\s?[+-]\d\d:?\d\d)?\]?(?:\s-\s|:\s|\s|$)",
         r"\[rank(?P<rank>\d{1,6})\]:\s?",  # torch's own excepthook and glog lines
         r"\[(?!rank)[a-z_]+(?P<local_rank>\d{1,4})\]:\s?",  # torchrun --tee: [default3]:
         r"\[(?:prterun-[^\]@]*@)?\d+,(?P<mpi_rank>\d+)\](?:\[[^\]]*\])?<std(?:err|out|diag)>:\s?",  # mpirun
         # horovodrun, with or without its time
-        r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?\[(?P<hvd_rank>\d{1,6})\]<std(?:err|out)>:\s?",
+        r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
+        r"\[(?P<hvd_rank>\d{1,6})\]<std(?:err|out)>:\s?",
         r"\s{0,3}(?P<srun_rank>\d{1,5}): (?=\S)",  # srun -l
         r"\[pod/(?P<pod>[^/\]\s]+)/[^\]\s]+\]\s?",  # kubectl logs --prefix
         r"(?P<pdsh>[a-z][a-z0-9.-]*\d[a-z0-9-]*): (?=\S)",  # pdsh (deepspeed), mpirun with host tags
@@ -30,7 +32,7 @@ _PREFIXES = tuple(
         # syslog
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?=kernel:|[\w./-]+(?:\[\d+\])?:)",
         r"(?:kernel|slurmstepd|slurmd|kubelet)(?:\[\d+\])?:\s(?=\[\s*\d+\.\d+\])",
-        r"\[?[EWIF](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<glog>\d\d:\d\d:\d\d\.\d+) ",  # glog, as torch writes it
+        r"\[?[EWIF](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<glog>\d\d:\d\d:\d\d\.\d+) ",  # glog: torch's
         # NCCL: host:pid:tid [device]
         r"(?P<nccl_host>[\w.-]+):(?P<pid>\d{1,8}):\d{1,8} \[-?\d+\]\s",
     )
@@ -65,6 +67,7 @@ class Line:
     """A line without escape codes. `text` lacks the prefixes, `shown` has them.
 
     Attributes:
+        is_first_failure: torch's elastic agent gives it as the root cause: the failure that it saw first.
         rank: global rank of the writer, as far as a prefix says; `pid` is the writer's, where NCCL wrote it.
     """
 
@@ -75,6 +78,12 @@ class Line:
     node: str | None = None
     pid: int | None = None
     stamp: Stamp | None = None
+    is_first_failure: bool = False
+
+    @property
+    def order(self) -> tuple[bool, tuple[int, int]]:
+        """What came first, as far as the log tells."""
+        return not self.is_first_failure, self.place.order
 
 
 def read_line(raw: str, place: Place, *, rank: int | None = None) -> Line:

@@ -1,4 +1,4 @@
-"""The plain texts one of which a match of a regular expression must contain, read from the expression itself."""
+"""The plain texts one of which a match of a regular expression must contain, read from the expression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def required_texts(pattern: str) -> tuple[str, ...]:
     """Texts (lower case, of at least `MIN_CHARS` characters) of which every match of `pattern` contains one.
 
     Of what all matches share, the longest run of plain characters is chosen, or of a group all alternatives.
-    Text in character classes, look-arounds and before `*`, `?` and `{0,` is not counted, as a match may lack it.
+    Text in character classes, look-arounds and before `*`, `?` and `{0,` is not
+    counted, as a match may lack it.
 
     Raises:
         ValueError: there are no such texts.
@@ -23,8 +24,8 @@ def required_texts(pattern: str) -> tuple[str, ...]:
     found = _Reader(pattern).alternatives()
     if found is None:
         raise ValueError(
-            f"pattern {pattern!r} needs {MIN_CHARS} plain characters in a row that every match contains, so that"
-            " large logs can be searched for it quickly"
+            f"pattern {pattern!r} needs {MIN_CHARS} plain characters in a row that every match contains,"
+            " so that large logs can be searched for it quickly"
         )
     return tuple(sorted(found))
 
@@ -97,7 +98,7 @@ class _Reader:
         return texts if opening is not None else None
 
     def _times(self) -> tuple[bool, bool]:
-        """Reads a quantifier, where there is one: must what stands before it be there, and may it be repeated?
+        """Reads a quantifier, if any: must what stands before it be there, and may it be repeated?
 
         After "a+" the text goes on, but what follows is not next to it for sure.
         """

@@ -37,7 +37,7 @@ def diagnose_logs(paths: Sequence[Path], book: RuleBook | None = None) -> Verdic
 
 
 def diagnose_run(run_dir: Path) -> Verdict:
-    """Why the run in this directory failed: from the logs of all its ranks, and how the launcher saw them end."""
+    """Why the run of this directory failed: from the logs of its ranks, and how its launcher saw them end."""
     return diagnose_logs([run_dir])
 
 

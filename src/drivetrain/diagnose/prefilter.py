@@ -50,7 +50,7 @@ class Prefilter:
         self._by_gram = dict(by_gram)
 
     def satiate(self, owner: int) -> None:
-        """`owner` has seen enough: texts that only such owners want are given a few times a chunk from now on."""
+        """`owner` has seen enough: texts that only such owners want are given a few times a chunk."""
         self._satiated.add(owner)
         self._scarce = {text for text, owners in self._texts.items() if self._satiated.issuperset(owners)}
 

@@ -37,7 +37,7 @@ class _AbsentError(Exception):
 
 
 def value_of(text: str) -> Value:
-    """Bytes where `text` is a size ("1.5 GiB"; 1 KB and 1 KiB are 1024), a float where a number, else itself."""
+    """Bytes for a size ("1.5 GiB"; 1 KB and 1 KiB are 1024), a float for a number, else the text itself."""
     text = text.strip()
     if match := _SIZE.fullmatch(text):
         unit = "B" if match[2] == "bytes" else match[2][0].upper()
@@ -81,8 +81,8 @@ class Expression:
 
 def _check(node: ast.AST, source: str) -> None:
     allowed = (
-        ast.BoolOp | ast.And | ast.Or | ast.UnaryOp | ast.Not | ast.USub | ast.BinOp | ast.Compare | ast.Eq | ast.NotEq
-        | ast.Name | ast.Load | ast.Constant | ast.Call
+        ast.BoolOp | ast.And | ast.Or | ast.UnaryOp | ast.Not | ast.USub | ast.BinOp | ast.Compare | ast.Eq
+        | ast.NotEq | ast.Name | ast.Load | ast.Constant | ast.Call
     )  # fmt: skip
     for part in ast.walk(node):
         known = isinstance(part, allowed) or type(part) in _ARITHMETIC or type(part) in _ORDER

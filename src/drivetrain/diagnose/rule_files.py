@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from drivetrain.spec.errors import InputError
 _FILE_KEYS = {"causes", "rules", "numbers"}
 _CAUSE_KEYS = {"title", "group", "about", "fix", "collect_next", "follows", "related", "is_warning", "source"}
 _RULE_KEYS = {
-    "id", "cause", "role", "match", "says", "lines", "find", "let", "when", "over_hits", "differs", "varies", "needs", "unless", "follows",
-    "or", "computed", "confidence", "blames", "names_rank", "fix", "collect_next", "source",
+    "id", "cause", "role", "match", "says", "lines", "find", "let", "when", "over_hits", "differs", "varies",
+    "needs", "unless", "follows", "or", "computed", "confidence", "blames", "names_rank", "fix",
+    "collect_next", "source",
 }  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def load_rules(extra: Sequence[Path] = ()) -> RuleBook:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"--rules {path}", f"cannot be read: {error}", "check the path") from error
-        book = _join(book, _read(text, str(path)), str(path))
+        book = _join(book, _read(text, str(path), check=True), str(path))
     return book
 
 
@@ -59,7 +61,7 @@ def _own_rules() -> RuleBook:
         key=lambda item: item.name,
     )
     book = RuleBook({}, ())
-    parts = [_read(item.read_text(encoding="utf-8"), item.name) for item in files]
+    parts = [_read(item.read_text(encoding="utf-8"), item.name, check=False) for item in files]
     causes = {name: cause for part in parts for name, cause in part.causes.items()}
     rules = tuple(rule for part in parts for rule in part.rules)
     return _join(book, RuleBook(causes, rules), "rules")
@@ -84,7 +86,7 @@ def _join(book: RuleBook, new: RuleBook, file: str) -> RuleBook:
     return joined
 
 
-def _read(text: str, file: str) -> RuleBook:
+def _read(text: str, file: str, *, check: bool) -> RuleBook:
     import yaml
 
     # The C loader is ten times as fast; it is missing where libyaml was, when pyyaml was built.
@@ -97,19 +99,18 @@ def _read(text: str, file: str) -> RuleBook:
     if not isinstance(raw, dict):
         raise _faults(file, ["the file must be a mapping with the keys rules and causes"])
     _check_keys(raw, _FILE_KEYS, "the file", faults)
-    causes = {}
+    causes: dict[str, Cause] = {}
     for name, item in _mapping(raw.get("causes"), "causes", faults).items():
-        _collect(
-            faults, f"cause {name}", lambda name=name, item=item: causes.update({name: _cause(name, item)})
-        )
+        with _collecting(faults, f"cause {name}"):
+            causes[name] = _cause(name, item)
     rules: list[Rule] = []
     listed = raw.get("rules") or []
     if not isinstance(listed, list):
         faults.append("rules must be a list")
         listed = []
     for item in listed:
-        where = f"rule {item.get('id', '?')}" if isinstance(item, dict) else "a rule"
-        _collect(faults, where, lambda item=item: rules.append(_rule(item)))
+        with _collecting(faults, f"rule {item.get('id', '?')}" if isinstance(item, dict) else "a rule"):
+            rules.append(_rule(item, check=check))
     twice = {rule.id for rule in rules if sum(other.id == rule.id for other in rules) > 1}
     faults += [f"rule {name} is there twice" for name in sorted(twice)]
     if faults:
@@ -117,9 +118,10 @@ def _read(text: str, file: str) -> RuleBook:
     return RuleBook(causes, tuple(rules))
 
 
-def _collect(faults: list[str], where: str, read: Callable[[], Any]) -> None:
+@contextlib.contextmanager
+def _collecting(faults: list[str], where: str) -> Iterator[None]:
     try:
-        read()
+        yield
     except (ValueError, TypeError) as error:
         faults.append(f"{where}: {error}")
 
@@ -140,7 +142,7 @@ def _cause(name: str, item: Any) -> Cause:
     )
 
 
-def _rule(item: Any) -> Rule:
+def _rule(item: Any, *, check: bool) -> Rule:
     raw = _checked(item, _RULE_KEYS)
     if not raw.get("id"):
         raise ValueError("needs the key id")
@@ -151,7 +153,9 @@ def _rule(item: Any) -> Rule:
     if (cause is None) == (role is Role.CAUSE):
         raise ValueError("needs a cause, or else a role: symptom, fact or healthy")
     sources = _texts(raw, "match")
-    patterns = tuple(compile_pattern(source) for source in sources)
+    if check:
+        for source in sources:
+            compile_pattern(source)
     texts = tuple(
         dict.fromkeys(text for source in sources for text in required_texts(_without_names(source)))
     )
@@ -159,7 +163,7 @@ def _rule(item: Any) -> Rule:
         id=_text(raw, "id"),
         role=role,
         cause=cause,
-        patterns=patterns,
+        sources=sources,
         texts=texts,
         says=_text(raw, "says"),
         num_lines=int(raw.get("lines", 1)),

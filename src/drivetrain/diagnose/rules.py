@@ -1,4 +1,4 @@
-"""Causes and rules: their form, and reading them from YAML. `docs/how-to/diagnose-rules.md` explains the form."""
+"""Causes and rules: their form. `docs/how-to/diagnose-rules.md` explains it to those who write rules."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class Rule:
     """What one kind of line says.
 
     Attributes:
-        texts: a line without all of these (lower case) cannot match; one for each alternative of a pattern.
+        sources: the regular expressions, one of which must match; compiled when first needed.
+        texts: a line without any of these (lower case) cannot match.
         num_lines: so many lines are read as one, for messages that loggers break.
         find, let, when: numbers of the line, what is computed from them, and the condition on them.
         over_hits: a condition on all matches of one writer (count, first_x, last_x, min_x, max_x, mean_x,
@@ -89,7 +90,7 @@ class Rule:
 
     id: str
     role: Role
-    patterns: tuple[re.Pattern[str], ...]
+    sources: tuple[str, ...]
     texts: tuple[str, ...]
     cause: str | None = None
     says: str = ""
@@ -110,6 +111,11 @@ class Rule:
     fix: str = ""
     collect_next: tuple[str, ...] = ()
     source: str = ""
+
+    @cached_property
+    def patterns(self) -> tuple[re.Pattern[str], ...]:
+        # A few hundred expressions take half a second; most logs need a dozen of them.
+        return tuple(compile_pattern(source) for source in self.sources)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from drivetrain.diagnose.lines import MAX_LINE_CHARS, Line, Place, has_rank_prefix, read_line
@@ -15,6 +15,10 @@ _NUM_AROUND = 8
 """So many lines before and after a found one can be looked at."""
 _MAX_CARRIED_BYTES = 1 << 20
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\^_])")
+_NUMBERED = re.compile(r"\d+: ")
+_IN_FAILURE = re.compile(r"\s*(?:exitcode|traceback|error_file)\s*: ")
+_FAILED_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
+_FAILED_HOST = re.compile(r"\s*host\s*: (\S+)")
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
@@ -144,22 +148,44 @@ class _Reader:
     def _read(self, text: bytes, piece: tuple[int, int], number: int, owners: tuple[int, ...]) -> Found:
         place = Place(file=self._source.name, number=number, file_order=self._file_order)
         line = read_line(_decode(text[piece[0] : piece[1]]), place, rank=self._source.rank)
-        if line.rank is None:
-            line = self._with_rank_of_the_line_before(text, piece[0], line)
+        if _IN_FAILURE.match(line.text):
+            line = _with_rank_of_the_failure(line, _before(text, piece[0], 8))
+        elif line.rank is None:
+            line = _with_rank_of_the_line_before(line, _before(text, piece[0], 1))
         return Found(line=line, owners=owners, following=lambda: _following(text, piece[1], line))
 
-    def _with_rank_of_the_line_before(self, text: bytes, start: int, line: Line) -> Line:
-        """The last line of a traceback is sometimes printed without the prefix that its frames have."""
-        before = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
-        if before >= start:
-            return line
-        neighbour = read_line(_decode(text[before : start - 1]), line.place)
-        if neighbour.rank is None or not has_rank_prefix(neighbour) or not neighbour.text.startswith(" "):
-            return line
-        return Line(
-            place=line.place, text=line.text, shown=line.shown, rank=neighbour.rank, node=line.node,
-            pid=line.pid, stamp=line.stamp,
-        )  # fmt: skip
+
+def _with_rank_of_the_failure(line: Line, before: list[Line]) -> Line:
+    """torch's elastic agent lists failures as blocks: rank, exit code and signal are lines of their own."""
+    for number, earlier in enumerate(before):
+        if match := _FAILED_RANK.match(earlier.text):
+            hosts = [host[1] for item in before if (host := _FAILED_HOST.match(item.text))]
+            return replace(
+                line,
+                rank=int(match[1]),
+                node=hosts[0] if hosts else line.node,
+                is_first_failure=any("Root Cause" in item.text for item in before[number : number + 6]),
+            )
+    return line
+
+
+def _with_rank_of_the_line_before(line: Line, before: list[Line]) -> Line:
+    """The last line of a traceback is sometimes printed without the prefix that its frames have."""
+    for earlier in before:
+        if earlier.rank is not None and has_rank_prefix(earlier) and earlier.text.startswith(" "):
+            return replace(line, rank=earlier.rank)
+    return line
+
+
+def _before(text: bytes, start: int, count: int) -> list[Line]:
+    """The `count` lines before `start`, the nearest first."""
+    found: list[Line] = []
+    while len(found) < count and start > 0:
+        previous = text.rfind(b"\n", 0, start - 1) + 1
+        raw = _decode(text[max(previous, start - MAX_LINE_CHARS) : start - 1])
+        found.append(read_line(raw, Place(file="", number=0)))
+        start = previous
+    return found
 
 
 def _piece(text: bytes, position: int) -> tuple[int, int]:
@@ -172,7 +198,7 @@ def _piece(text: bytes, position: int) -> tuple[int, int]:
 
 
 def _following(text: bytes, end: int, line: Line) -> tuple[str, ...]:
-    found = []
+    found: list[str] = []
     start = end
     while len(found) < _NUM_AROUND and start < len(text):
         start += 1
@@ -181,6 +207,8 @@ def _following(text: bytes, end: int, line: Line) -> tuple[str, ...]:
         read = read_line(_decode(text[start : min(stop, start + MAX_LINE_CHARS)]), line.place, rank=line.rank)
         if read.rank == line.rank:
             found.append(read.text)
+        elif _NUMBERED.match(read.shown) and not _NUMBERED.match(line.shown):
+            found.append(read.shown)  # a list's item, and not srun's prefix
         start = stop
     return tuple(found)
 
