@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Train a model from a run file or a task, on all GPUs or a few processes.",
     ),
     "launch": ("drivetrain.cli.launch", "Run your own script on every rank, as torchrun would."),
+    "diagnose": ("drivetrain.cli.diagnose", "Say why a job failed: from logs of any launcher, or a run."),
     "data": ("drivetrain.cli.data", "Prepare data: text files into a token file."),
     "export": ("drivetrain.cli.export", "Write a run's weights as safetensors."),
 }

@@ -7,6 +7,7 @@ came first. Where only symptoms are left the log does not say, and so does the v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ from drivetrain.diagnose.verdict import Alternative, Consequence, Evidence, Verd
 _MAX_EVIDENCE = 6
 _MAX_CONSEQUENCES = 12
 _MAX_TEXT_CHARS = 1200
+_MAX_RANKS_SHOWN = 16
+_UNFILLED = re.compile(r"\{\w+\}")
 # Between hosts, and between a cause and what reports it, clocks and buffers may differ so much.
 _CLOCKS_DIFFER_S = 60.0
 _LATE_GROUPS = frozenset({"kill", "scheduler", "hardware", "driver"})
@@ -185,7 +188,10 @@ def _caused(
     ]  # fmt: skip
     if rivals and confidence is Confidence.HIGH:
         confidence = Confidence.MEDIUM
-    followed = [claim for claim in claims if claim.key in explained]
+    own_lines = {hit.line.place for hit in top.hits}
+    followed = [
+        claim for claim in claims if claim.key in explained and claim.first.line.place not in own_lines
+    ]
     alternatives = [Alternative(cause=claim.key, why=_says(claim)) for claim in others]
     alternatives += [
         Alternative(cause=name, why=findings.book.causes[name].title)
@@ -222,12 +228,21 @@ def _unexplained(
         cause=NOT_ENOUGH_INFO,
         confidence=Confidence.MEDIUM,
         title=findings.book.causes[NOT_ENOUGH_INFO].title,
-        says=_says(symptoms[0]),
+        says=_says(symptoms[0]) + _reporters(symptoms[0]),
         evidence=_evidence([hit for claim in symptoms for hit in claim.hits[:3]]),
         consequences=_consequences(others, findings),
         alternatives=tuple(Alternative(cause=claim.key, why=_says(claim)) for claim in (*guesses, *slows)),
         collect_next=_unique((*collect_next, *findings.book.causes[NOT_ENOUGH_INFO].collect_next)),
     )
+
+
+def _reporters(claim: Claim) -> str:
+    """Who reports it; the ranks that are missing from this list are the ones to look at."""
+    ranks = sorted({hit.rank for hit in claim.hits if hit.rank is not None})
+    if not ranks:
+        return ""
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS_SHOWN])) + (", …" if len(ranks) > _MAX_RANKS_SHOWN else "")
+    return f" (reported by rank{'s' if len(ranks) > 1 else ''} {shown})"
 
 
 def _quiet(findings: Findings) -> Verdict:
@@ -305,7 +320,7 @@ def _filled(says: str, hit: Hit) -> str:
     for name, value in hit.values.items():
         shown = value if isinstance(value, str) else _shown(value)
         says = says.replace("{" + name + "}", shown)
-    return says
+    return _UNFILLED.sub("?", says)
 
 
 def _shown(value: float) -> str:

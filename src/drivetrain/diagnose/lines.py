@@ -11,24 +11,25 @@ MAX_LINE_CHARS = 6000
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_DATE = r"\[?(?P<date>(?:\d\d)?\d\d[-/]\d\d[-/]\d\d)[T ]"
+_CLOCK = r"(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|\s?[+-]\d\d:?\d\d)?\]?(?:\s-\s|:\s|\s|$)"
+_C_TIME = r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})"
 # Each may stand at the start of a line, several behind each other: srun -l around torchrun around NCCL.
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
         # 2024-05-01T10:00:00.123Z, [2024-05-01 10:00:00,123], 24-05-01 10:00:00.1 -
-        r"\[?(?P<date>(?:\d\d)?\d\d[-/]\d\d[-/]\d\d)[T ](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
-        r"(?:Z|\s?[+-]\d\d:?\d\d)?\]?(?:\s-\s|:\s|\s|$)",
+        _DATE + _CLOCK,
         r"\[rank(?P<rank>\d{1,6})\]:\s?",  # torch's own excepthook and glog lines
         r"\[(?!rank)[a-z_]+(?P<local_rank>\d{1,4})\]:\s?",  # torchrun --tee: [default3]:
         r"\[(?:prterun-[^\]@]*@)?\d+,(?P<mpi_rank>\d+)\](?:\[[^\]]*\])?<std(?:err|out|diag)>:\s?",  # mpirun
         # horovodrun, with or without its time
-        r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
-        r"\[(?P<hvd_rank>\d{1,6})\]<std(?:err|out)>:\s?",
+        _C_TIME + r"?\[(?P<hvd_rank>\d{1,6})\]<std(?:err|out)>:\s?",
         r"\s{0,3}(?P<srun_rank>\d{1,5}): (?=\S)",  # srun -l
         r"\[pod/(?P<pod>[^/\]\s]+)/[^\]\s]+\]\s?",  # kubectl logs --prefix
         r"(?P<pdsh>[a-z][a-z0-9.-]*\d[a-z0-9-]*): (?=\S)",  # pdsh (deepspeed), mpirun with host tags
         r"\[\s*\d{1,9}\.\d{6}\]\s",  # dmesg
-        r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]\s",  # dmesg -T
+        r"\[" + _C_TIME + r"\]\s",  # dmesg -T
         # syslog
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?=kernel:|[\w./-]+(?:\[\d+\])?:)",
         r"(?:kernel|slurmstepd|slurmd|kubelet)(?:\[\d+\])?:\s(?=\[\s*\d+\.\d+\])",

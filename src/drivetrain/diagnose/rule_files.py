@@ -35,7 +35,7 @@ _RULE_KEYS = {
 
 
 def load_rules(extra: Sequence[Path] = ()) -> RuleBook:
-    """The package's rules, and those of the files `extra`; a rule or cause of the same id replaces the former.
+    """The package's rules, and those of `extra`; a rule or cause of the same id replaces the former.
 
     Raises:
         InputError: a file cannot be read, or something in it is wrong; all faults of a file are named.
