@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from drivetrain.diagnose.lines import Line
 from drivetrain.diagnose.prefilter import Prefilter, owners_by_text
 from drivetrain.diagnose.quantities import Value, value_of
-from drivetrain.diagnose.rules import Role, Rule, RuleBook
+from drivetrain.diagnose.rules import Rule, RuleBook
 from drivetrain.diagnose.scan import Extent, Found, Source, scan
 
 _MAX_WRITERS = 4096
 """Of more ranks and processes than this, a rule keeps no separate tracks."""
 _ENOUGH = 20_000
-"""Matches of a rule (for signs of health: also tries) after which it gets only a sample of its lines."""
+"""Matches of a rule after which it gets only a sample of its lines."""
+_ENOUGH_TRIES = 4_000
+"""The same for a statistical rule, counting also lines that it looked at in vain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +151,9 @@ def _match(found: Found, findings: Findings, prefilter: Prefilter) -> None:
     for owner in found.owners:
         rule = findings.book.rules[owner]
         hit = match_rule(rule, found)
-        if rule.role is Role.HEALTHY:
+        if rule.is_statistical:
             findings.tries[rule.id] = tries = findings.tries.get(rule.id, 0) + 1
-            if tries == _ENOUGH:
+            if tries == _ENOUGH_TRIES:
                 prefilter.satiate(owner)
         if hit is None:
             continue
@@ -165,15 +167,15 @@ def _match(found: Found, findings: Findings, prefilter: Prefilter) -> None:
 
 def match_rule(rule: Rule, found: Found) -> Hit | None:
     """The match of `rule` in this line (and those after it, where it reads several), if its numbers hold."""
-    line = found.line
-    match = next((match for pattern in rule.patterns if (match := pattern.search(line.text))), None)
-    text = line.text
-    if rule.num_lines > 1:
-        text = _joined(rule, line.text, found.following()[: rule.num_lines - 1])
-        if match is None:
-            match = next((match for pattern in rule.patterns if (match := pattern.search(text))), None)
+    match = _search(rule, found)
+    text = ""
+    if rule.num_lines > 1 and (match is not None or rule.needs_all_lines):
+        text = _joined(rule, found.line.text, found.following[: rule.num_lines - 1])
+        match = match or next((match for pattern in rule.patterns if (match := pattern.search(text))), None)
     if match is None:
         return None
+    line = found.line
+    text = text or line.text
     values: dict[str, Value] = {
         name: value_of(value) for name, value in match.groupdict().items() if value is not None
     }
@@ -196,6 +198,15 @@ def match_rule(rule: Rule, found: Found) -> Hit | None:
         rank=_rank(line, match),
         node=match.groupdict().get("node") or line.node,
     )
+
+
+def _search(rule: Rule, found: Found) -> re.Match[str] | None:
+    """First on the line as it stands, since taking it apart costs more than most lines are worth."""
+    for pattern in rule.patterns:
+        text = found.line.text if pattern.pattern.startswith("^") else found.raw
+        if (match := pattern.search(text)) is not None:
+            return match if text is not found.raw else pattern.search(found.line.text) or match
+    return None
 
 
 def _rank(line: Line, match: re.Match[str]) -> int | None:

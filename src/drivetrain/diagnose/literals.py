@@ -8,6 +8,44 @@ MIN_CHARS = 4
 _GROUP_OPEN = re.compile(r"\(\?(?:P<\w+>|:)|\((?!\?)")
 _LOOK_AROUND = re.compile(r"\(\?(?:=|!|<=|<!)")
 _QUANTIFIER = re.compile(r"([*?]|\+|\{(\d*),?\d*\})\??")
+_COMMON = frozenset(
+    {
+        "nccl",
+        "info",
+        "warn",
+        "rank",
+        "ranks",
+        "loss",
+        "step",
+        "steps",
+        "time",
+        "data",
+        "torch",
+        "error",
+        "failed",
+        "model",
+        "iter",
+        "batch",
+        "epoch",
+        "memory",
+        "node",
+        "host",
+        "cuda",
+        "nvidia",
+        "device",
+        "train",
+        "worker",
+        "process",
+        "total",
+        "used",
+        "file",
+        "line",
+        "object",
+        "tensor",
+        "limit",
+    }
+)
+"""Words that normal logs are full of."""
 _ESCAPES_OF_TEXT = set(".^$*+?{}[]\\|()/-'\"<>#:;,!@%&=~` ")
 
 
@@ -111,7 +149,12 @@ class _Reader:
 
 
 def _better(one: frozenset[str] | None, other: frozenset[str]) -> frozenset[str] | None:
-    """The texts that fewer lines will contain: those whose shortest is longer."""
+    """The texts that fewer lines will contain: those whose most common is rarer."""
     if not other or min(map(len, other)) < MIN_CHARS:
         return one
-    return other if one is None or min(map(len, other)) > min(map(len, one)) else one
+    return other if one is None or min(map(_rarity, other)) > min(map(_rarity, one)) else one
+
+
+def _rarity(text: str) -> int:
+    """Longer texts are rarer, and words of every log are less rare than anything else."""
+    return 1 if text.strip(" :=_") in _COMMON else len(text)

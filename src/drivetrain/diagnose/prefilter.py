@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GRAM = 4
-_FEW = 64
+_ONE_IN = 64
+_NOWHERE, _SAMPLED, _WANTED = 0, 1, 2  # in the table: no text, one that was seen enough, any other
 _TABLE_BITS = 18
 _MULTIPLIER = np.uint32(2654435761)  # Knuth's multiplicative hash: 2^32 divided by the golden ratio
 _SHIFT = np.uint32(32 - _TABLE_BITS)
@@ -29,9 +30,8 @@ class Prefilter:
     def __init__(self, texts: Mapping[bytes, tuple[int, ...]]) -> None:
         self._texts = texts
         self._satiated: set[int] = set()
-        self._scarce: set[bytes] = set()
         self._by_gram: dict[int, list[tuple[bytes, int]]] = {}
-        self._table: NDArray[np.bool_] = np.zeros(1 << _TABLE_BITS, dtype=np.bool_)
+        self._table: NDArray[np.uint8] = np.zeros(1 << _TABLE_BITS, dtype=np.uint8)
         self.tune(b"")
 
     def tune(self, sample: bytes) -> None:
@@ -40,34 +40,35 @@ class Prefilter:
         for hashes, _ in _hashes(sample):
             counts += np.bincount(hashes, minlength=counts.size)
         by_gram: dict[int, list[tuple[bytes, int]]] = defaultdict(list)
-        self._table[:] = False
         for text in self._texts:
             grams = [int.from_bytes(text[at : at + _GRAM], "little") for at in range(len(text) - _GRAM + 1)]
             rarity = counts[_hash(np.array(grams, dtype=np.uint32))]
             at = int(np.argmin(rarity))
             by_gram[grams[at]].append((text, at))
-            self._table[_hash(np.array([grams[at]], dtype=np.uint32))] = True
         self._by_gram = dict(by_gram)
+        self._fill_table()
 
     def satiate(self, owner: int) -> None:
-        """`owner` has seen enough: texts that only such owners want are given a few times a chunk."""
+        """`owner` has seen enough: of texts that only such owners want, one in 64 is given from now on."""
         self._satiated.add(owner)
-        self._scarce = {text for text, owners in self._texts.items() if self._satiated.issuperset(owners)}
+        self._fill_table()
 
     def find(self, chunk: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Where each text stands in `chunk`, with its owners; by rising position."""
         grams = self._by_gram
-        given = dict.fromkeys(self._scarce, 0)
         for position in _positions(chunk, self._table):
             gram = int.from_bytes(chunk[position : position + _GRAM], "little")
             for text, at in grams.get(gram, ()):
                 start = position - at
                 if start >= 0 and chunk.startswith(text, start):
-                    if text in self._scarce:
-                        given[text] = given.get(text, 0) + 1
-                        if given[text] > _FEW:
-                            continue
                     yield start, self._texts[text]
+
+    def _fill_table(self) -> None:
+        self._table[:] = _NOWHERE
+        for gram, texts in self._by_gram.items():
+            wanted = any(not self._satiated.issuperset(self._texts[text]) for text, _ in texts)
+            place = _hash(np.array([gram], dtype=np.uint32))
+            self._table[place] = np.maximum(self._table[place], _WANTED if wanted else _SAMPLED)
 
 
 def owners_by_text(texts: Iterable[tuple[str, int]]) -> dict[bytes, tuple[int, ...]]:
@@ -90,8 +91,12 @@ def _hashes(chunk: bytes) -> Iterator[tuple[NDArray[Any], int]]:
             yield _hash(np.frombuffer(chunk, dtype="<u4", count=count, offset=offset)), offset
 
 
-def _positions(chunk: bytes, table: NDArray[np.bool_]) -> list[int]:
-    found = [np.flatnonzero(table[hashes]) * _GRAM + offset for hashes, offset in _hashes(chunk)]
+def _positions(chunk: bytes, table: NDArray[np.uint8]) -> list[int]:
+    found = []
+    for hashes, offset in _hashes(chunk):
+        marks = table[hashes]
+        for mark, step in ((_WANTED, 1), (_SAMPLED, _ONE_IN)):
+            found.append(np.flatnonzero(marks == mark)[::step] * _GRAM + offset)
     if not found:
         return []
     return [int(position) for position in np.sort(np.concatenate(found))]

@@ -112,6 +112,17 @@ class Rule:
     collect_next: tuple[str, ...] = ()
     source: str = ""
 
+    @property
+    def is_statistical(self) -> bool:
+        """Whether it sums up lines that healthy logs are full of, so that a sample of them is enough."""
+        compares = bool(self.over_hits or self.differs or self.varies or self.names_rank)
+        return self.role is Role.HEALTHY or compares
+
+    @property
+    def needs_all_lines(self) -> bool:
+        """Whether a match may stretch over the line's end, not only its numbers."""
+        return self.num_lines > 1 and not self.find
+
     @cached_property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
         # A few hundred expressions take half a second; most logs need a dozen of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import BinaryIO
 
 from drivetrain.diagnose.lines import MAX_LINE_CHARS, Line, Place, has_rank_prefix, read_line
@@ -35,13 +36,23 @@ class Source:
 class Found:
     """A line with one of the texts, and who asked for the text.
 
-    `following` reads on: the texts of the next lines of the same writer. To be called before the next line
-    is asked for.
+    `raw` is the line as it stands. `line` takes it apart and `following` reads on (the texts of the next
+    lines of the same writer): both cost more than most lines are worth, and are for before the next line is
+    asked for.
     """
 
-    line: Line
+    raw: str
     owners: tuple[int, ...]
-    following: Callable[[], tuple[str, ...]]
+    read: Callable[[], Line]
+    read_on: Callable[[Line], tuple[str, ...]]
+
+    @cached_property
+    def line(self) -> Line:
+        return self.read()
+
+    @cached_property
+    def following(self) -> tuple[str, ...]:
+        return self.read_on(self.line)
 
 
 @dataclass(kw_only=True)
@@ -137,22 +148,29 @@ class _Reader:
                 owners.update(dict.fromkeys(found))
                 continue
             if piece is not None:
-                yield self._read(text, piece, number, tuple(owners))
+                yield self._at(text, piece, number, tuple(owners))
             piece = _piece(text, position)
             number += text.count(b"\n", counted, piece[0])
             counted = max(counted, piece[0])
             owners = dict.fromkeys(found)
         if piece is not None:
-            yield self._read(text, piece, number, tuple(owners))
+            yield self._at(text, piece, number, tuple(owners))
 
-    def _read(self, text: bytes, piece: tuple[int, int], number: int, owners: tuple[int, ...]) -> Found:
-        place = Place(file=self._source.name, number=number, file_order=self._file_order)
-        line = read_line(_decode(text[piece[0] : piece[1]]), place, rank=self._source.rank)
-        if _IN_FAILURE.match(line.text):
-            line = _with_rank_of_the_failure(line, _before(text, piece[0], 8))
-        elif line.rank is None:
-            line = _with_rank_of_the_line_before(line, _before(text, piece[0], 1))
-        return Found(line=line, owners=owners, following=lambda: _following(text, piece[1], line))
+    def _at(self, text: bytes, piece: tuple[int, int], number: int, owners: tuple[int, ...]) -> Found:
+        raw = _decode(text[piece[0] : piece[1]])
+
+        def read() -> Line:
+            place = Place(file=self._source.name, number=number, file_order=self._file_order)
+            line = read_line(raw, place, rank=self._source.rank)
+            if _IN_FAILURE.match(line.text):
+                return _with_rank_of_the_failure(line, _before(text, piece[0], 8))
+            return (
+                line
+                if line.rank is not None
+                else _with_rank_of_the_line_before(line, _before(text, piece[0], 1))
+            )
+
+        return Found(raw=raw, owners=owners, read=read, read_on=lambda line: _following(text, piece[1], line))
 
 
 def _with_rank_of_the_failure(line: Line, before: list[Line]) -> Line:
