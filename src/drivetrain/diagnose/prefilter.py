@@ -30,6 +30,7 @@ class Prefilter:
     def __init__(self, texts: Mapping[bytes, tuple[int, ...]]) -> None:
         self._texts = texts
         self._satiated: set[int] = set()
+        self._enough: frozenset[bytes] = frozenset()
         self._by_gram: dict[int, list[tuple[bytes, int]]] = {}
         self._table: NDArray[np.uint8] = np.zeros(1 << _TABLE_BITS, dtype=np.uint8)
         self.tune(b"")
@@ -51,22 +52,30 @@ class Prefilter:
     def satiate(self, owner: int) -> None:
         """`owner` has seen enough: of texts that only such owners want, one in 64 is given from now on."""
         self._satiated.add(owner)
+        self._enough = frozenset(
+            text for text, owners in self._texts.items() if self._satiated.issuperset(owners)
+        )
         self._fill_table()
 
     def find(self, chunk: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Where each text stands in `chunk`, with its owners; by rising position."""
         grams = self._by_gram
+        sampled = (
+            self._enough
+        )  # the table thins out these; what is added while this chunk is read is left out
         for position in _positions(chunk, self._table):
             gram = int.from_bytes(chunk[position : position + _GRAM], "little")
             for text, at in grams.get(gram, ()):
                 start = position - at
+                if text in self._enough and text not in sampled:
+                    continue
                 if start >= 0 and chunk.startswith(text, start):
                     yield start, self._texts[text]
 
     def _fill_table(self) -> None:
         self._table[:] = _NOWHERE
         for gram, texts in self._by_gram.items():
-            wanted = any(not self._satiated.issuperset(self._texts[text]) for text, _ in texts)
+            wanted = any(text not in self._enough for text, _ in texts)
             place = _hash(np.array([gram], dtype=np.uint32))
             self._table[place] = np.maximum(self._table[place], _WANTED if wanted else _SAMPLED)
 
