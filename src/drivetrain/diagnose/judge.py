@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 
 from drivetrain.diagnose.collect import Findings, Hit
 from drivetrain.diagnose.collectives import compare_timeouts
-from drivetrain.diagnose.rules import NO_PROBLEM_FOUND, NOT_ENOUGH_INFO, Blames, Confidence, Role, Rule
+from drivetrain.diagnose.rules import (
+    NO_PROBLEM_FOUND,
+    NOT_ENOUGH_INFO,
+    Blames,
+    Confidence,
+    Role,
+    Rule,
+    RuleBook,
+)
 from drivetrain.diagnose.verdict import Alternative, Consequence, Evidence, Verdict
 
 _MAX_EVIDENCE = 6
@@ -101,16 +109,19 @@ def _claim(key: str, parts: list[tuple[Rule, tuple[Hit, ...]]]) -> Claim:
 
 
 def _active(findings: Findings) -> list[tuple[Rule, tuple[Hit, ...]]]:
-    hits = {rule.id: found for rule in findings.book.rules if (found := findings.hits(rule.id))}
-    matched = {*hits, *(cause for name in hits if (cause := findings.book.by_id[name].cause) is not None)}
-    # Only rules that are themselves unconditional, or whose conditions hold, can contradict others.
-    holding = {
-        name for name in matched
-        if (rule := findings.book.by_id.get(name)) is None or _holds(rule, matched)
-    }  # fmt: skip
+    book = findings.book
+    hits = {rule.id: found for rule in book.rules if (found := findings.hits(rule.id))}
+    # Only rules that themselves hold can be what others need, or contradict them.
+    matched = _with_causes(hits, book)
+    holding = _with_causes([name for name in hits if _holds(book.by_id[name], matched)], book)
     return [
         (rule, hits[rule.id]) for rule in findings.book.rules if rule.id in hits and _holds(rule, holding)
     ]
+
+
+def _with_causes(names: Iterable[str], book: RuleBook) -> set[str]:
+    rules = [book.by_id[name] for name in names]
+    return {rule.id for rule in rules} | {rule.cause for rule in rules if rule.cause is not None}
 
 
 def _holds(rule: Rule, matched: set[str]) -> bool:
