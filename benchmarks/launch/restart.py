@@ -11,6 +11,7 @@ plain PyTorch: torch.save and torch.load. Prints a Markdown table of medians, an
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -181,9 +182,7 @@ class Torchrun(Job):
         start = self.starts(0)[number]
         names = ("script", "built", "loaded", "step")
         stamps = [killed_wall_s, *(start[name] for name in names)]
-        parts = dict(
-            zip(TORCHRUN_PARTS, (b - a for a, b in zip(stamps, stamps[1:], strict=False)), strict=True)
-        )
+        parts = dict(zip(TORCHRUN_PARTS, (b - a for a, b in itertools.pairwise(stamps)), strict=True))
         return {"total": start["step"] - killed_wall_s, **parts}
 
 

@@ -13,7 +13,7 @@ import drivetrain
 
 ROOMS_WITHOUT_TORCH = (
     *("spec", "config", "hardware", "telemetry", "launch", "report"),
-    *("doctor", "bench", "cli"),
+    *("doctor", "diagnose", "bench", "cli"),
 )
 # The parts of those rooms that run inside a rank.
 WITH_TORCH = (
