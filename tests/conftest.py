@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 # Ranks and loaders of a test share two cores; more threads a process only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Counted bytes are read from torch's flight recorder, which is set up in a rank's first process group.
+os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "20000")
 
 from nvml_stub import CONFIG_VARIABLE, NvmlStub, build, compiler
 from rank_pool import RankPool

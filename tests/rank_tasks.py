@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import drivetrain as dt
+from drivetrain.engine.stages import Cut
 from drivetrain.train.language import language_objective, sequence_losses
 from drivetrain.train.models.gpt import Gpt
 from drivetrain.train.models.gpt_config import GptConfig
+from split_models import Planned, timm_vit, torchvision_vit
 
 NUM_SAMPLES = 52
 LENGTH = 16
@@ -94,11 +97,23 @@ class Net(nn.Module):
         self.unused = nn.Linear(3, 3) if unused else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.conv(x))).flatten(1)
-        x = torch.relu(self.dropout(self.hidden(x)))
+        x = self.begin(x)
         for residual in self.residuals:
             x = residual(x)
         return self.head(x)
+
+    def begin(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return torch.relu(self.dropout(self.hidden(x)))
+
+    def pipeline_cut(self) -> Cut:
+        return Cut(
+            layers=tuple(f"residuals.{name}" for name, _ in self.residuals.named_children()),
+            first=("conv", "norm", "hidden"),
+            last=("head", *(["unused"] if self.unused is not None else [])),
+            before=self.begin,
+            after=self.head,
+        )
 
 
 class Counting:
@@ -169,4 +184,8 @@ TASKS = {
         update=_update_text,
         defaults={"num_layers": 4, "width": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_width": 64},
     ),
+}
+TASKS |= {
+    name: dataclasses.replace(TASKS["points"], build_model=build)
+    for name, build in (("torchvision_vit", torchvision_vit), ("timm_vit", timm_vit), ("planned", Planned))
 }

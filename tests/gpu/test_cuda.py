@@ -99,3 +99,22 @@ def test_data_parallel_trains_and_evaluates_over_all_gpus_as_one_does(ranks, tas
     assert all_of_them["losses"] != one["losses"]  # it is not one GPU that computed
     for key, values in one["evaluations"].items():
         assert all_of_them["evaluations"][key] == pytest.approx(values, rel=rel, abs=0.2 * (rel == 0.1))
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason=f"needs 2 GPUs, {NUM_GPUS} here")
+@pytest.mark.parametrize("strategy", ["tensor", "fsdp"])
+@pytest.mark.parametrize(
+    ("precision", "compiled", "rel"),
+    [("fp32", False, 1e-3), ("bf16", False, 0.1), ("bf16", True, 0.1), ("fp16", False, 0.1)],
+)
+def test_two_gpus_share_each_matrix_and_train_as_one(ranks, strategy, precision, compiled, rel):
+    """fsdp has one data rank here: its machinery around the parts, nobody to gather from."""
+    options = {
+        "steps": STEPS, "device": "cuda", "task": "text", "precision": precision, "clip_norm": 0.5,
+        "ema_decay": 0.9, "micro_batch": 5, "timeout_s": 240,
+    }  # fmt: skip
+    one = ranks.run(1, programs.train, strategy="single", **options)[0]
+    both = ranks.run(2, programs.train, strategy=strategy, mesh={"tp": 2}, compile=compiled, **options)
+    for result in both:
+        assert result["losses"] == pytest.approx(one["losses"], rel=rel)
+        assert result["losses"] == both[0]["losses"]

@@ -1,12 +1,18 @@
 """What goes wrong in a rank is said by all, at the same step, and no good checkpoint is lost."""
 
+import math
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 import rank_programs as programs
 from drivetrain.engine.checkpoint import files
+from drivetrain.engine.checkpoint.load import read_model
+from drivetrain.spec.run_dir import RunDir
+from drivetrain.telemetry.events import MessageEvent
+from drivetrain.telemetry.reader import read_events
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -74,3 +80,21 @@ def test_a_full_disk_while_saving_leaves_the_last_good_checkpoint(ranks, small_d
     folder = Path(results[0][1])
     listed = files.listed_files(folder)
     assert files.damage(folder, listed, listed) is None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_step_with_nan_is_skipped_where_asked_and_changes_nothing(ranks, tmp_path, strategy):
+    options = {"data": {"nan_at": 9}, "on_nan": "skip", "strategy": strategy, "ema_decay": 0.9}
+    results = ranks.run(2, programs.train, steps=8, output=str(tmp_path), save_every=1, **options)
+    bad = [step for step, loss in enumerate(results[0]["losses"], start=1) if math.isnan(loss)]
+    assert 1 <= len(bad) < 8
+    assert all(torch.isfinite(weight).all() for weight in results[0]["weights"].values())
+    messages = [e.text for e in read_events(RunDir(tmp_path).rank_events(0), kinds={MessageEvent})]
+    for step in bad:
+        assert any(f"step {step} changed nothing: the loss was nan" in text for text in messages)
+        # Ten checkpoints stay: the one before the first bad step is there unless that was the first.
+        if step > 1:
+            before, after = (
+                read_model(RunDir(tmp_path).checkpoint(n), averaged=False) for n in (step - 1, step)
+            )
+            assert all(torch.equal(after[name], before[name]) for name in before)

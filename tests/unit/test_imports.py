@@ -11,9 +11,20 @@ import pytest
 
 import drivetrain
 
-ROOMS_WITHOUT_TORCH = ("spec", "config", "hardware", "telemetry", "launch", "report", "cli")
+ROOMS_WITHOUT_TORCH = (
+    *("spec", "config", "hardware", "telemetry", "launch", "report"),
+    *("doctor", "diagnose", "bench", "cli"),
+)
 # The parts of those rooms that run inside a rank.
-WITH_TORCH = ("drivetrain.telemetry.ranks", "drivetrain.launch.agent")
+WITH_TORCH = (
+    "drivetrain.telemetry.ranks",
+    "drivetrain.launch.agent",
+    "drivetrain.doctor.functional_worker",
+    "drivetrain.doctor.torch_worker",
+    "drivetrain.bench.parity_fingerprint",
+    "drivetrain.bench.parity_trial",
+    "drivetrain.bench.traffic_worker",
+)
 SOURCE = Path(drivetrain.__file__).parent
 
 

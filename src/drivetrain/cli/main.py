@@ -26,7 +26,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "launch": ("drivetrain.cli.launch", "Run your own script on every rank, as torchrun would."),
     "topo": ("drivetrain.cli.topo", "Show how the GPUs are wired, and which of them to take."),
     "gpus": ("drivetrain.cli.gpus", "Who uses which GPU of this machine; lease some for a command."),
+    "doctor": ("drivetrain.cli.doctor", "Check this machine before a run, with the repair of what is wrong."),
+    "diagnose": ("drivetrain.cli.diagnose", "Say why a job failed: from logs of any launcher, or a run."),
     "data": ("drivetrain.cli.data", "Prepare data: text files into a token file."),
+    "parity": ("drivetrain.cli.parity", "Compare strategies with one process, step by step."),
     "export": ("drivetrain.cli.export", "Write a run's weights as safetensors."),
 }
 

@@ -126,9 +126,13 @@ class RunConfig(Section):
     )
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="When to evaluate.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="When to save.")
-    on_nan: Literal["stop"] = Field(
+    on_nan: Literal["stop", "skip"] = Field(
         "stop",
-        description="A loss that is not finite stops all ranks at that step; the last good checkpoint stays.",
+        description="A step whose loss or gradient is not finite: stop ends the run, and the last good "
+        "checkpoint stays; skip changes no weight by it, and goes on (ten in a row stop).",
+    )
+    on_spike: Literal["warn", "stop", "ignore"] = Field(
+        "warn", description="A loss that leaps far above the last steps'."
     )
     resume: Text = Field(
         "auto", description="auto (the run folder's last complete checkpoint, if any), none, or a path."

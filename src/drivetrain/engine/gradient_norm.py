@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial
 
 from drivetrain.engine.state import local_part
 
@@ -79,8 +79,7 @@ def _holders(gradient: Tensor | None) -> tuple[dist.ProcessGroup, ...]:
     if not isinstance(gradient, DTensor):
         return ()
     mesh = gradient.device_mesh
-    # _StridedShard, FSDP's over tensor parallel, is a Shard in some versions of torch and not in others.
-    spread = [
-        d for d, place in enumerate(gradient.placements) if isinstance(place, Shard) or place.is_shard()
-    ]
+    # Whatever is not whole on each rank: FSDP's _StridedShard over tensor parallel is a Shard, and says so,
+    # in some versions of torch alone; sums (Partial) are settled before.
+    spread = [dim for dim, place in enumerate(gradient.placements) if not place.is_replicate()]
     return tuple(mesh.get_group(dim) for dim in spread)

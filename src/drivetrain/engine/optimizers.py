@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from drivetrain.spec.errors import InputError
 
@@ -36,9 +37,12 @@ class OptimizerSpec:
             raise InputError(
                 "the optimizer", "the model has no parameter that requires a gradient", "unfreeze"
             )
+        parameters = [parameter for group in groups for parameter in group["params"]]
         # One kernel for all parameters, on CUDA and on the CPU alike.
-        fused = all(p.device.type in ("cuda", "cpu") for group in groups for p in group["params"])
+        fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
         if self.name == "sgd":
+            # torch has no such kernel for sharded parameters.
+            fused = fused and not any(isinstance(p, DTensor) for p in parameters)
             return torch.optim.SGD(
                 groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=fused
             )
@@ -57,6 +61,30 @@ class OptimizerSpec:
             {"params": plain, "weight_decay": 0.0},
         )
         return [group for group in groups if group["params"]]
+
+
+def step_unless(optimizer: torch.optim.Optimizer, is_bad: Tensor) -> None:
+    """The optimizer's step, or nothing where `is_bad`, a scalar bool on the device.
+
+    Fused optimizers decide that on the device, by what torch's loss scaler tells them; for others the host
+    waits for it. Called by all ranks with the same value.
+    """
+    if not _decides_on_device(optimizer):
+        if not bool(is_bad):
+            optimizer.step()
+        return
+    told: Any = optimizer
+    told.found_inf, told.grad_scale = is_bad.float(), None
+    try:
+        optimizer.step()
+    finally:
+        del told.found_inf, told.grad_scale
+
+
+def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and not is_sharded
 
 
 @dataclass(frozen=True, kw_only=True)

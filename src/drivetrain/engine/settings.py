@@ -54,6 +54,8 @@ class RunSettings:
         find_unused_parameters: for loops with `Run.step`, whose model leaves parameters without a gradient in
             some steps; `Run.train_step` finds out by itself.
         verify_every_steps: steps between two checks that ranks which must hold the same weights do; 0: never.
+        on_nan: what a step whose gradient is not finite does: "stop" ends the run, "skip" changes nothing.
+        on_spike: what a leap of the loss does: "warn", "stop", or "ignore".
         output: the run directory; None writes nothing (under `drivetrain launch`: the launch's folder).
         resume: "auto" (the run directory's last complete checkpoint, if any), "none", or a path.
         log_every_steps: steps between two rows of metrics.
@@ -90,6 +92,8 @@ class RunSettings:
     on_bad_sample: Literal["fail", "skip"] = "fail"
     log_every_steps: int = 10
     verify_every_steps: int = 100
+    on_nan: Literal["stop", "skip"] = "stop"
+    on_spike: Literal["warn", "stop", "ignore"] = "warn"
     timeout_s: float = 600.0
 
     def changed(self, **options: Any) -> RunSettings:

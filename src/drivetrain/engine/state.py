@@ -47,7 +47,8 @@ class TrainState:
         module: the bare model, without wrappers: its names are those of checkpoints and exports.
         step: optimizer steps done; also the index of the next one.
         position: samples consumed by these steps, over all ranks.
-        replicas: the ranks that hold the same buffers as this one, of other samples; None: all ranks.
+        replicas: the ranks that hold the same parameters and buffers as this one, and see other samples;
+            None: all ranks.
     """
 
     model: TrainingModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +15,7 @@ from drivetrain.data.batch import MicroBatch, StepBatch
 from drivetrain.engine.certificate import samples_sum, weights_sum
 from drivetrain.engine.control import ControlChannel, LocalWord, WeightTotals
 from drivetrain.engine.objective import Objective, call_model
+from drivetrain.engine.optimizers import step_unless
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.strategies.base import Strategy
 from drivetrain.engine.world import World
@@ -36,6 +38,7 @@ class StepContext:
         device_batches: the micro-batches of a step on this rank's device.
         latest_timing: seconds of the latest step that is timed in full, and of its data wait; NaN at first.
         save_due, save_failed, stop_wish: see `LocalWord`.
+        skips_nonfinite: whether a step whose gradient's norm is not finite changes nothing.
         is_verified: whether the weights' bits are summed after so many steps; the same on every rank.
         when_applied: told of each finished step.
     """
@@ -52,6 +55,7 @@ class StepContext:
     save_due: Callable[[], bool]
     save_failed: Callable[[], bool]
     stop_wish: Callable[[], int]
+    skips_nonfinite: bool
     is_verified: Callable[[int], bool]
     when_applied: Callable[[StepBatch, StepOutput], None]
 
@@ -126,19 +130,29 @@ class StepScope:
     def micro_batches(self) -> Iterator[MicroBatch]:
         """This rank's micro-batches, on its device. Gradients are reduced over ranks only at the last."""
         context, last = self._context, len(self._batch.micro_batches) - 1
-        data_rank = context.layout.data_rank(context.world.rank)
         for index, micro in enumerate(context.device_batches(self._batch)):
             context.strategy.set_gradient_sync(self._state, index == last)
-            # Dropout: the same for a step however the run came to it.
-            torch.manual_seed(_mix(context.seed, self._batch.index, index, data_rank))
+            self.seed_random(index)
             context.clock.mark(StepPart.HOST_TO_DEVICE)
             yield micro
+
+    def seed_random(self, micro_batch: int, *, stage: int = 0) -> None:
+        """Seeds what draws in a forward (dropout): the same for a step however the run came to it, another
+        for each micro-batch, data rank and stage of a pipeline."""
+        context = self._context
+        data_rank = context.layout.data_rank(context.world.rank)
+        stages = (stage,) if stage else ()
+        torch.manual_seed(_mix(context.seed, self._batch.index, micro_batch, data_rank, *stages))
+
+    def mark(self, part: StepPart) -> None:
+        """Gives the time since the last mark to `part`; for strategies that run the backward themselves."""
+        self._context.clock.mark(part)
 
     def backward(self, loss_sum: Tensor) -> None:
         """Gradients of a micro-batch's weighted SUM of losses, scaled to the mean over the global batch."""
         context = self._context
         context.clock.mark(StepPart.FORWARD)
-        _refuse_detached(loss_sum)
+        refuse_detached(loss_sum)
         scaled = loss_sum * self.gradient_scale
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)
@@ -175,13 +189,9 @@ class StepScope:
             raise RuntimeError("apply() before any backward(): there is no gradient")
         loss_sum = self._loss_sum if self._is_counted else torch.zeros_like(self._loss_sum)
         if self._total_weight():
-            if state.scaler is not None:
-                state.scaler.step(state.optimizer)
-                state.scaler.update()
-            else:
-                state.optimizer.step()
-            if state.ema is not None:
-                state.ema.update()
+            if context.skips_nonfinite and self._grad_norm is None:
+                self.clip(math.inf)
+            self._update()
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         state.position += self._batch.num_samples
@@ -196,6 +206,19 @@ class StepScope:
         self.output = StepOutput(self._batch.index, context.control, self._lr)
         context.when_applied(self._batch, self.output)
         return self.output
+
+    def _update(self) -> None:
+        state = self._state
+        if state.scaler is not None:
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+        elif self._context.skips_nonfinite:
+            assert self._grad_norm is not None
+            step_unless(state.optimizer, ~torch.isfinite(self._grad_norm))
+        else:
+            state.optimizer.step()
+        if state.ema is not None:
+            state.ema.update()
 
     def _total_weight(self) -> float:
         if self._pending_total is None:
@@ -226,11 +249,15 @@ def run_micro_batches(state: TrainState, scope: StepScope, objective: Objective)
 def forward_loss(state: TrainState, objective: Objective, micro: MicroBatch) -> Tensor:
     """The weighted sum of losses of one micro-batch on the device, with its graph."""
     loss_sum = objective.loss_sum(call_model(state.model, objective.inputs(micro)), micro)
-    _refuse_detached(loss_sum)
+    refuse_detached(loss_sum)
     return loss_sum
 
 
-def _refuse_detached(loss_sum: Tensor) -> None:
+def refuse_detached(loss_sum: Tensor) -> None:
+    """
+    Raises:
+        InputError: no gradient can come from this loss.
+    """
     if not loss_sum.requires_grad:
         raise InputError(
             "the loss",

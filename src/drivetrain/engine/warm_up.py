@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from drivetrain.data.batch import MicroBatch
 from drivetrain.data.draw import restored_globals
-from drivetrain.engine.objective import Objective, call_model
+from drivetrain.engine.objective import Objective
 from drivetrain.engine.state import TrainState
 from drivetrain.engine.step import forward_loss
 from drivetrain.engine.strategies.base import Strategy
@@ -22,12 +22,18 @@ from drivetrain.spec.errors import InputError
 
 
 def warm_up(
-    strategy: Strategy, state: TrainState, world: World, objective: Objective | None, micro: MicroBatch
+    strategy: Strategy,
+    state: TrainState,
+    world: World,
+    objective: Objective | None,
+    micro: MicroBatch,
+    *,
+    is_counted: bool,
 ) -> list[str]:
     """Lets the strategy settle on one micro-batch; weights, buffers and generators are as they were after it.
 
     Called by all ranks before the first step of every start. `objective` is None where the inner loop is the
-    user's own. Returns notes to print.
+    user's own; `is_counted` as in `Layout`. Returns notes to print.
     """
     buffers = {name: buffer.detach().clone() for name, buffer in state.module.named_buffers()}
     devices = [world.device] if world.device.type == "cuda" else []
@@ -35,7 +41,7 @@ def warm_up(
         if objective is None:
             notes = strategy.warm_up(state, None)
         else:
-            _refuse_a_mean(state, objective, micro)
+            _refuse_a_mean(strategy, state, world, objective, micro, is_counted=is_counted)
             notes = strategy.warm_up(
                 state, lambda: torch.autograd.backward(forward_loss(state, objective, micro))
             )
@@ -47,9 +53,19 @@ def warm_up(
     return notes
 
 
-def _refuse_a_mean(state: TrainState, objective: Objective, micro: MicroBatch) -> None:
+def _refuse_a_mean(
+    strategy: Strategy,
+    state: TrainState,
+    world: World,
+    objective: Objective,
+    micro: MicroBatch,
+    *,
+    is_counted: bool,
+) -> None:
     """A scalar loss must be a SUM over samples: then those of two halves add up to that of the whole. Those
     of a mean average to it instead, and its gradients would be too small by the size of the batch, unsaid.
+
+    Called by all ranks, which all raise what one has found.
 
     Raises:
         InputError: the halves average to the whole.
@@ -59,25 +75,31 @@ def _refuse_a_mean(state: TrainState, objective: Objective, micro: MicroBatch) -
     half = max(micro.size // 2, 1)
     first = micro.map_tensors(lambda t: t[:half])
     second = micro.map_tensors(lambda t: t[half : 2 * half]) if micro.size >= 2 else first
+    parts = (micro.map_tensors(lambda t: t[: 2 * half]), first, second)
     # Eagerly: a compiled model would take the sizes of the halves for a sign that sizes vary.
     with torch.no_grad(), set_stance("force_eager"), _without_noise(state.module):
-        losses = [_loss(state, objective, micro.map_tensors(lambda t: t[: 2 * half]))]
-        if losses[0].ndim != 0:
-            return
         # The same forward passes on every rank, whatever its share: in some strategies they communicate.
-        losses += [_loss(state, objective, first), _loss(state, objective, second)]
-    if micro.size < 2 or micro.num_valid != micro.size:
-        return
-    whole, one, other = (float(loss) for loss in losses)
-    is_mean = abs(whole - (one + other) / 2) <= 1e-3 * abs(whole)
-    if is_mean and abs(whole - (one + other)) > 0.1 * abs(whole):
-        found = f"it looks like a mean: {whole:.4g}, and {one:.4g} and {other:.4g} over halves of the samples"
+        with strategy.evaluation(state) as forward:
+            outputs = [forward(objective.inputs(part)) for part in parts]
+        losses = (
+            [objective.loss(o, part) for o, part in zip(outputs, parts, strict=True)] if is_counted else []
+        )
+    found = _mean_found(losses) if micro.size >= 2 and micro.num_valid == micro.size else None
+    found = next((text for text in world.gather(found) if text is not None), None)
+    if found is not None:
         do = "return one loss a sample, shape (B,), or their sum (reduction='none' or 'sum')"
         raise InputError("the loss", found, do)
 
 
-def _loss(state: TrainState, objective: Objective, micro: MicroBatch) -> Tensor:
-    return objective.loss(call_model(state.model, objective.inputs(micro)), micro)
+def _mean_found(losses: list[Tensor]) -> str | None:
+    """What makes the losses of a whole and its two halves look like means; None if nothing does."""
+    if not losses or losses[0].ndim != 0:
+        return None
+    whole, one, other = (float(loss) for loss in losses)
+    is_mean = abs(whole - (one + other) / 2) <= 1e-3 * abs(whole)
+    if not is_mean or abs(whole - (one + other)) <= 0.1 * abs(whole):
+        return None
+    return f"it looks like a mean: {whole:.4g}, and {one:.4g} and {other:.4g} over halves of the samples"
 
 
 @contextmanager

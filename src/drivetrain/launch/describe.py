@@ -19,9 +19,8 @@ def describe_failure(outcome: Outcome) -> str:
     """
     first = outcome.earliest_failure
     if first is None:
-        return outcome.error or (
-            "" if outcome.exit_code == 0 else f"failed with exit code {outcome.exit_code}"
-        )
+        is_good = outcome.exit_code in (ExitCode.DONE, ExitCode.PREEMPTED)
+        return outcome.error or ("" if is_good else f"failed with exit code {outcome.exit_code}")
     if first.exit_code == ExitCode.USAGE and (mistake := _input_error(first)):
         return mistake
     parts = []

@@ -51,6 +51,15 @@ class NonFiniteLossError(ExplainedError, RuntimeError):
         return f"{self.found}\n  → {self.do}"
 
 
+class LossSpikeError(ExplainedError, RuntimeError):
+    """The loss leapt far above the steps before, and the run was told to stop then. Raised on every rank at
+    the same step."""
+
+    def __init__(self, *, step: int, found: str, do: str) -> None:
+        super().__init__(f"step {step}", found, do)
+        self.step = step
+
+
 class CorruptionError(ExplainedError, RuntimeError):
     """Ranks that must hold the same weights do not: memory, a link or a kernel gave a wrong bit.
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from drivetrain.spec.errors import InputError
 
@@ -38,7 +39,8 @@ class Layout:
         dp_replicate: groups of ranks that hold the same weights and see different samples.
         dp_shard: ranks that share one copy of weights and optimizer state, and see different samples.
         tp: ranks that share each layer's matrices, and see the same samples.
-        pp: stages of a pipeline.
+        pp: places of a pipeline, each with one stage or several.
+        folds: whether the stages run to the last place and back again, so that the last is at the first.
     """
 
     strategy: str
@@ -46,6 +48,7 @@ class Layout:
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    folds: bool = False
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -75,9 +78,9 @@ class Layout:
 
     def is_counted(self, rank: int) -> bool:
         """Whether the samples of `rank` are counted by it: of ranks that see the same samples one is, the
-        first of its tensor group in the last stage, where the loss is."""
+        first of its tensor group that has the last stage, where the loss is."""
         place = self.place(rank)
-        return place["tp"] == 0 and place["pp"] == self.pp - 1
+        return place["tp"] == 0 and place["pp"] == (0 if self.folds else self.pp - 1)
 
     def describe(self) -> str:
         """The axes that are more than 1, as a user writes them."""
@@ -118,7 +121,7 @@ def plan_layout(strategy: str, world_size: int, mesh: Mapping[str, int] | None =
     open_axes = [axis for axis, degree in mesh.items() if degree == REST]
     if len(open_axes) > 1:
         raise InputError(asked, f"{' and '.join(open_axes)} are both -1", "only one can take the rest")
-    fixed = {axis: degree for axis, degree in mesh.items() if degree != REST}
+    fixed: dict[str, Any] = {axis: degree for axis, degree in mesh.items() if degree != REST}
     own_axis = next((axis for axis in own_axes if axis not in fixed), own_axes[-1] if own_axes else "")
     rest_axis = open_axes[0] if open_axes else own_axis
     taken = math.prod(fixed.values())

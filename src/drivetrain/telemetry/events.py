@@ -59,6 +59,7 @@ class RunStarted(Event):
         start_step: steps already done; not zero after a resume.
         sample_unit: what a sample is called in rates ("img" gives img/s).
         tokens_per_sample: tokens that each sample trains on; None where it has none.
+        versions: of what computes: torch, cuda, nccl, cudnn, numpy, python, drivetrain, driver; "" for none.
     """
 
     kind: ClassVar[str] = "run_started"
@@ -79,6 +80,7 @@ class RunStarted(Event):
     start_step: int = 0
     sample_unit: str = "img"
     tokens_per_sample: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,7 +40,7 @@ class CertificateFile:
         line: dict[str, Any] = {
             "step": word.step + 1,
             "samples": self.link,
-            "loss": word.loss,
+            "loss": word.loss if math.isfinite(word.loss) else None,
             "grad_norm": word.grad_norm,
         }
         if word.weights_sums is not None:

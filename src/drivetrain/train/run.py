@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -35,7 +36,7 @@ from drivetrain.engine.warm_up import warm_up
 from drivetrain.engine.world import open_world
 from drivetrain.hardware.cpu import usable_cpus
 from drivetrain.spec.batch import plan_batches
-from drivetrain.spec.errors import CorruptionError, InputError, NonFiniteLossError
+from drivetrain.spec.errors import CorruptionError, InputError, LossSpikeError, NonFiniteLossError
 from drivetrain.spec.exit_codes import ExitCode
 from drivetrain.spec.layout import plan_layout, strategy_of
 from drivetrain.spec.parts import StepPart
@@ -43,6 +44,7 @@ from drivetrain.spec.rank_env import read_rank_env
 from drivetrain.spec.run_dir import RUN_DIR_VARIABLE, RunDir
 from drivetrain.telemetry.events import CheckpointEvent, EvalEvent
 from drivetrain.telemetry.reader import read_events
+from drivetrain.train.bad_numbers import SkippedSteps, SpikeWatch
 from drivetrain.train.certificate_file import CertificateFile
 from drivetrain.train.evaluate import UpdateMetric, evaluate, update_with_targets
 from drivetrain.train.imports import write_imports
@@ -87,7 +89,10 @@ class Run:
         env = read_rank_env(os.environ)
         name = strategy_of(settings.strategy, env.world_size)
         self.strategy = load_strategy(name)
-        self.layout = plan_layout(name, env.world_size, settings.mesh)
+        self.layout = replace(
+            plan_layout(name, env.world_size, settings.mesh),
+            folds=settings.pipeline_schedule == "zero_bubble",
+        )
         self.world = open_world(
             env,
             device=settings.device,
@@ -119,11 +124,13 @@ class Run:
         self._num_steps = 0
         self._latest_timing = (math.nan, math.nan)
         self._stopping = Stopping(self.world)
+        self._skipped, self._spikes = SkippedSteps(), SpikeWatch()
         self._evaluation_postponed = False
         self._saver = Saver(settings, self.world, self.run_dir)
         self.has_stepped = False
         self._is_warm = False
         self._said_unsaved = False
+        self._is_prepared = False
         self._has_ended = False
 
     # -- set-up -------------------------------------------------------------------------------------------
@@ -262,7 +269,11 @@ class Run:
             self.strategy.run_micro_batches(state, scope, objective)
             if self.settings.clip_norm is not None:
                 scope.clip(self.settings.clip_norm)
-            return scope.apply()
+            output = scope.apply()
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._saver.prepare(state)
+        return output
 
     def step(
         self, state: TrainState, step: StepBatch, weight: Callable[[MicroBatch], float] | None = None
@@ -318,6 +329,7 @@ class Run:
                 save_due=self._saver.is_due_by_clock,
                 save_failed=lambda: self._saver.has_failed,
                 stop_wish=lambda: self._stopping.wish(self._latest_timing[0]),
+                skips_nonfinite=self.settings.on_nan == "skip",
                 is_verified=self._is_verified,
                 when_applied=self._after_step,
             ),
@@ -336,7 +348,8 @@ class Run:
             return
         self._is_warm = True
         micro = self._stream.to_device(step.micro_batches[0])
-        for note in warm_up(self.strategy, state, self.world, objective, micro):
+        is_counted = self.layout.is_counted(self.world.rank)
+        for note in warm_up(self.strategy, state, self.world, objective, micro, is_counted=is_counted):
             self.recorder.message(note, "warning")
         self._clock.restart_step(step.index)
 
@@ -378,12 +391,28 @@ class Run:
             if word.stop and not self._stopping.has_agreed:
                 self._stopping.agreed = word.stop
                 self._begin_stop()
-            problem = word.nonfinite(has_scaler=self.precision.uses_scaler)
-            if problem is not None:
-                what, ranks, value = problem
+            self._judge(word)
+
+    def _judge(self, word: ClusterWord) -> None:
+        """What is done about a word whose numbers are bad."""
+        problem = word.nonfinite(has_scaler=self.precision.uses_scaler)
+        is_skipped = problem is not None and self.settings.on_nan == "skip"
+        is_too_much = self._skipped.add(is_skipped)
+        if problem is not None:
+            what, ranks, value = problem
+            if not is_skipped or is_too_much:
                 raise NonFiniteLossError(
                     step=word.step + 1, ranks=ranks, what=what, value=value, do=self._after_nonfinite()
                 )
+            if self.world.rank == 0:
+                who = ", ".join(map(str, ranks))
+                text = f"step {word.step + 1} changed nothing: {what} was {value} (rank {who})"
+                self.recorder.message(text, "warning")
+        spike = self._spikes.add(word) if self.settings.on_spike != "ignore" else None
+        if spike is not None and self.settings.on_spike == "stop":
+            raise LossSpikeError(step=spike.step, found=spike.describe(), do=self._after_nonfinite())
+        if spike is not None and self.world.rank == 0:
+            self.recorder.message(spike.describe(), "warning")
 
     def _refuse_odd_weights(self, step: int, sums: Sequence[float]) -> None:
         odd = odd_ranks(sums, self.layout)

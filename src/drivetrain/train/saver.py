@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from drivetrain.engine.background import Background
 from drivetrain.engine.checkpoint.files import complete_steps
 from drivetrain.engine.checkpoint.load import Loaded, find_checkpoint, load_checkpoint, read_facts
 from drivetrain.engine.checkpoint.save import Saved, write_checkpoint
@@ -15,7 +16,6 @@ from drivetrain.engine.state import TrainState
 from drivetrain.engine.world import World
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.run_dir import RunDir
-from drivetrain.train.writing import Writing
 
 # Less than a launcher gives the ranks that it ends.
 _LEAVE_S = 3.0
@@ -30,7 +30,7 @@ class Saver:
         self._run_dir = run_dir
         self._ranks = world.new_host_group(settings.timeout_s)
         self._stager = Stager(world.device)
-        self._writing: Writing[Saved] | None = None
+        self._writing: Background[Saved] | None = None
         self.waited_s = 0.0  # that training stood still for the latest save
         self._saved_at = time.monotonic()
         self._saved_step = -1
@@ -97,6 +97,11 @@ class Saver:
         """Whether there is nothing to save: no run directory, or this very step is saved."""
         return self._run_dir is None or state.step == self._saved_step
 
+    def prepare(self, state: TrainState) -> None:
+        """Gets ready to save, while training goes on; called by all ranks after a first step."""
+        if self._run_dir is not None:
+            self._stager.prepare(state, self._world)
+
     def begin(self, state: TrainState, facts: dict[str, Any]) -> None:
         """Copies the state and has it written, with `facts` beside its own, while training goes on.
         An earlier save must have been finished: there is one copy at most.
@@ -109,7 +114,9 @@ class Saver:
         started = time.monotonic()
         staged = self._stager.stage(state, self._world, facts)
         run_dir, keep = self._run_dir, self._settings.checkpoint.keep
-        self._writing = Writing(lambda: write_checkpoint(staged, self._ranks, run_dir, keep=keep))
+        self._writing = Background(
+            lambda: write_checkpoint(staged, self._ranks, run_dir, keep=keep), name="checkpoint"
+        )
         self._saved_at, self._saved_step, self._is_asked = time.monotonic(), state.step, False
         self.waited_s = self._saved_at - started
 

@@ -13,8 +13,9 @@ _VARIABLES = (DEADLINE_VARIABLE, "SLURM_JOB_END_TIME")
 # Beyond the save itself: the last steps until all ranks have agreed, and leaving.
 _MARGIN_S = 20.0
 _STEPS_TO_AGREE = 4
-# Until a save has been timed.
+# Until a save has been timed; of a short job no more than this share of its time.
 _FIRST_SAVE_S = 60.0
+_FIRST_SAVE_SHARE = 0.1
 
 
 def deadline_of(environ: Mapping[str, str]) -> float | None:
@@ -28,6 +29,7 @@ class TimeLimit:
 
     def __init__(self, deadline_s: float | None = None) -> None:
         self._deadline_s = deadline_of(os.environ) if deadline_s is None else deadline_s
+        self._started_s = time.time()
         self._longest_save_s: float | None = None
 
     def saved(self, seconds: float) -> None:
@@ -37,7 +39,10 @@ class TimeLimit:
         """Whether to stop now; `step_s` is a step's time, NaN while unknown."""
         if self._deadline_s is None:
             return False
-        save_s = _FIRST_SAVE_S if self._longest_save_s is None else 1.5 * self._longest_save_s
+        if self._longest_save_s is None:
+            save_s = min(_FIRST_SAVE_S, _FIRST_SAVE_SHARE * (self._deadline_s - self._started_s))
+        else:
+            save_s = 1.5 * self._longest_save_s
         steps_s = _STEPS_TO_AGREE * step_s if step_s == step_s else 0.0
         return time.time() >= self._deadline_s - save_s - steps_s - _MARGIN_S
 

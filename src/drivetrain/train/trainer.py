@@ -22,6 +22,7 @@ from drivetrain.engine.state import TrainState
 from drivetrain.spec.run_dir import RunDir
 from drivetrain.telemetry.sinks.table import SinkRequest, open_sinks
 from drivetrain.train.run import Run
+from drivetrain.train.stream import RunStream
 from drivetrain.train.task import Task
 from drivetrain.train.task_by_kind import task_of
 
@@ -76,20 +77,8 @@ class Trainer:
             InputError, BadSampleError, NonFiniteLossError, CheckpointError: see there.
         """
         run, config, task = self.run, self.config, self.task
-        schedule = self._schedule()
-        run.notes += advice.warm_up(schedule.warmup_steps, self.total_steps)
         try:
-            state = run.setup(task.build_model, task.build_optimizer or optimizer_of(config), schedule)
-            run.notes += task.notes
-            data = run.stream(
-                self._checked(task.train_data),
-                steps=self.total_steps,
-                draw=task.draw,
-                render=task.render,
-                shuffle=config.data.shuffle,
-                loader_cost=task.loader_cost,
-                sample_unit=task.sample_unit,
-            )
+            state, data = self.begin()
             if run.world.rank == 0 and run.run_dir is not None:
                 # Only now: what was refused above must not overwrite what an earlier start trained with.
                 write(config, run.run_dir.config, run.notes)
@@ -112,6 +101,29 @@ class Trainer:
             run.fail(error)
             raise
         return FitResult(steps=state.step, metrics=metrics, exit_code=run.exit_code)
+
+    def begin(self) -> tuple[TrainState, RunStream]:
+        """Model, optimizer and the batches: what `fit` begins with, for those whose loop is their own. Called
+        by all ranks, once.
+
+        Raises:
+            InputError, CheckpointError: see there.
+        """
+        run, config, task = self.run, self.config, self.task
+        schedule = self._schedule()
+        run.notes += advice.warm_up(schedule.warmup_steps, self.total_steps)
+        state = run.setup(task.build_model, task.build_optimizer or optimizer_of(config), schedule)
+        run.notes += task.notes
+        data = run.stream(
+            self._checked(task.train_data),
+            steps=self.total_steps,
+            draw=task.draw,
+            render=task.render,
+            shuffle=config.data.shuffle,
+            loader_cost=task.loader_cost,
+            sample_unit=task.sample_unit,
+        )
+        return state, data
 
     def _checked(self, dataset: Any) -> Any:
         num_classes = self.task.num_classes
@@ -194,6 +206,8 @@ def run_settings(
         name=config.name,
         log_every_steps=config.log_every_steps,
         verify_every_steps=config.verify_every_steps,
+        on_nan=config.on_nan,
+        on_spike=config.on_spike,
         strategy=config.strategy,
         mesh=config.mesh.degrees(),
         fsdp_reshard_after_forward=_unless_auto(config.fsdp.reshard_after_forward),
@@ -257,7 +271,8 @@ def _total_steps(config: RunConfig, num_samples: int) -> int:
 def _compiles(config: RunConfig, total_steps: int) -> bool:
     if config.compile != "auto":
         return config.compile
-    if config.strategy == "data_parallel":
+    splits_backward = config.strategy == "pipeline" and config.pipeline.schedule == "zero_bubble"
+    if config.strategy == "data_parallel" or splits_backward:
         return False  # it cannot be
     return config.device != "cpu" and torch.cuda.is_available() and total_steps >= _COMPILE_REPAYS_AFTER_STEPS
 

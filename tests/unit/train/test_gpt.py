@@ -192,32 +192,6 @@ def test_initialising_on_the_meta_device_is_refused():
         model.init_weights(0)
 
 
-# -- stages ------------------------------------------------------------------------------------------------
-
-
-def stages(config):
-    cuts = ((range(1), True, False), (range(1, 2), False, False), (range(2, 3), False, True))
-    for layers, embed, head in cuts:
-        with torch.device("meta"):
-            stage = Gpt(config).keep_stage(layers, embed=embed, head=head)
-        stage.to_empty(device="cpu")
-        stage.init_weights(3)
-        yield stage
-
-
-@pytest.mark.parametrize("config", [TINY, UNTIED])
-def test_stages_built_apart_are_the_whole_model(config):
-    whole, x, y = built(config), tokens(2, 16), tokens(2, 16, seed=1)
-    first, middle, last = stages(config)
-    names = [name for stage in (first, middle, last) for name, _ in stage.named_parameters()]
-    assert set(names) == set(whole.state_dict())
-    hidden = middle(first(x))
-    assert torch.equal(last(hidden), whole(x))
-    assert torch.equal(last(hidden, y), whole(x, y))
-    assert torch.equal(first(x, y), first(x))  # a stage without a head has no use for targets
-    assert [s.is_tied_across_stages for s in (first, middle, last)] == [config.tied, False, config.tied]
-
-
 # -- sizes -------------------------------------------------------------------------------------------------
 
 

@@ -168,7 +168,10 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
         notes.append("the checkpoint has no weight average: it starts from the loaded weights")
         tensors = {name: t for name, t in tensors.items() if not name.startswith("ema.")}
     with _reading(path):
-        _check_same_model(tensors, read_sizes(path), path)
+        wanted = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if state.replicas is not None:  # each rank has some of the names
+            wanted = {name: shape for part in world.gather(wanted) for name, shape in part.items()}
+        _check_same_model(wanted, read_sizes(path), path)
         read_tensors(tensors, path, world.control)
         notes += restore(state, tensors, facts)
     if facts["world_size"] == world.size:
@@ -184,9 +187,10 @@ def load_checkpoint(state: TrainState, world: World, path: Path) -> Loaded:
     return Loaded(path=path, facts=facts, notes=tuple(notes))
 
 
-def _check_same_model(tensors: dict[str, Any], sizes: dict[str, TensorStorageMetadata], path: Path) -> None:
+def _check_same_model(
+    wanted: dict[str, tuple[int, ...]], sizes: dict[str, TensorStorageMetadata], path: Path
+) -> None:
     saved = {name: tuple(entry.size) for name, entry in sizes.items()}
-    wanted = {name: tuple(t.shape) for name, t in tensors.items()}
     has = {name for name in saved if name.startswith("model.")}
     differences = [f"{_plain(n)} is missing in the checkpoint" for n in wanted if n not in saved]
     differences += [f"{_plain(n)} is unknown to this model" for n in sorted(has - set(wanted))]

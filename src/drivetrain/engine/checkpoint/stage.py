@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._state_dict_utils import _create_cpu_state_dict
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
+from drivetrain.engine.background import Background
 from drivetrain.engine.buffers import averaged_buffers
 from drivetrain.engine.checkpoint.content import own_buffers_of, random_state, scalars_of, tensors_of
 from drivetrain.engine.state import TrainState, local_part
@@ -35,10 +37,27 @@ class Staged:
 
 class Stager:
     """Stages one state after the other in the same memory, the size of this rank's part of the state; on GPUs
-    it is page-locked, which takes its time at the first use."""
+    it is page-locked, at about a second for each GB (H200 host), which `prepare` does beforehand."""
 
     def __init__(self, device: torch.device) -> None:
-        self._copier = BlockingAsyncStager(cache_staged_state_dict=device.type == "cuda")
+        self._is_kept = device.type == "cuda"
+        self._copier = BlockingAsyncStager(cache_staged_state_dict=self._is_kept)
+        self._preparing: Background[None] | None = None
+
+    def prepare(self, state: TrainState, world: World) -> None:
+        """Begins to get the memory that `stage` needs, while training goes on. Called by all ranks, after a
+        first step, since an optimizer has no state before."""
+        if not self._is_kept or self._preparing is not None:
+            return
+        tensors = tensors_of(state) | own_buffers_of(state, world)
+        self._preparing = Background(lambda: self._get_memory(tensors), name="staging")
+
+    def _get_memory(self, tensors: dict[str, Tensor]) -> None:
+        kept: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            # One after the other: the driver's lock is not held for long, and launches go on in between.
+            kept |= _create_cpu_state_dict({name: tensor}, pin_memory=True)
+        self._copier.state_dict_cache = kept
 
     def stage(self, state: TrainState, world: World, facts: dict[str, Any]) -> Staged:
         """Copies what a checkpoint of `state` holds. Called by all ranks, at the same step.
@@ -49,18 +68,34 @@ class Stager:
         Raises:
             NonFiniteLossError: on every rank, where the state holds NaN or infinity.
         """
+        if self._preparing is not None:
+            self._preparing.result()
         _check_finite(state, world)
         # rng holds the state before this save, whichever random numbers saving itself may draw.
         saved_random = json.dumps(random_state(world.device))
         own_buffers = own_buffers_of(state, world)
         with averaged_buffers(state.module, world, state.replicas):
-            tensors: dict[str, Tensor] = self._copier.stage(tensors_of(state) | own_buffers)
+            live = tensors_of(state) | own_buffers
+            kept = self._copier.state_dict_cache
+            if kept is not None and kept.keys() != live.keys():
+                self._copier.state_dict_cache = None  # the optimizer has more state than when it was prepared
+            tensors: dict[str, Tensor] = self._copier.stage(live)
+        scalars = scalars_of(state)
+        scalars["optimizer_options"] |= _options_elsewhere(state, world)
         return Staged(
             step=state.step,
             tensors=tensors,
-            document={"world_size": world.size, **facts, **scalars_of(state)},
+            document={"world_size": world.size, **facts, **scalars},
             random_state=saved_random,
         )
+
+
+def _options_elsewhere(state: TrainState, world: World) -> dict[str, Any]:
+    """The optimizer's options of all parameters, where each rank has only some. Called by all ranks."""
+    if state.replicas is None:
+        return {}
+    parts = world.gather(scalars_of(state)["optimizer_options"])
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _check_finite(state: TrainState, world: World) -> None:

@@ -12,6 +12,8 @@ _WHERE = {
     "data_parallel": "drivetrain.engine.strategies.data_parallel:DataParallel",
     "ddp": "drivetrain.engine.strategies.ddp:Ddp",
     "fsdp": "drivetrain.engine.strategies.fsdp:Fsdp",
+    "pipeline": "drivetrain.engine.strategies.pipeline:Pipeline",
+    "tensor": "drivetrain.engine.strategies.fsdp:tensor",
 }
 
 

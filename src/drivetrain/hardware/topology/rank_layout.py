@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from drivetrain.hardware.topology.graph import Topology, numa_groups
 from drivetrain.hardware.topology.links import Link
@@ -38,7 +39,7 @@ def parse_layout(text: str, num_gpus: int) -> Layout:
     Raises:
         InputError: an unknown axis, one twice, no number, or degrees that do not fit.
     """
-    degrees: dict[str, int] = {}
+    degrees: dict[str, Any] = {}
     for part in text.split(","):
         axis, _, number = (piece.strip() for piece in part.partition("="))
         axis = axis.replace("-", "_")

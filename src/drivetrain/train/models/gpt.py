@@ -1,4 +1,4 @@
-"""GPT: a decoder-only transformer, whole or one stage of it."""
+"""GPT: a decoder-only transformer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from drivetrain.engine.stages import Cut
+from drivetrain.engine.tensor_plan import TensorPlan
 from drivetrain.spec.errors import InputError
 from drivetrain.train.models.gpt_blocks import Block, Rope, linear
 from drivetrain.train.models.gpt_config import GptConfig
@@ -20,8 +22,7 @@ _INIT_STD = 0.02  # of GPT-2 and most models since
 class Gpt(nn.Module):
     """Pre-norm layers with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
-    A strategy finds `embed`, `blocks` (a ModuleDict by the layer's number, so that a stage's parameters keep
-    the whole model's names), `norm` and `head`; embed, norm and head are None where another stage has them.
+    A strategy finds `embed`, `blocks` (a ModuleDict by the layer's number), `norm` and `head`.
 
     Built on the meta device it holds nothing; afterwards `to_empty(device=…)` and `init_weights(seed)` give
     the weights that building it directly after `torch.manual_seed(seed)` gives.
@@ -33,28 +34,34 @@ class Gpt(nn.Module):
         device = torch.get_default_device()
         rows, width = config.padded_vocab_size, config.width
         rope = Rope(config)
-        self.embed: nn.Embedding | None = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        self.embed: nn.Embedding = nn.utils.skip_init(  # type: ignore[no-untyped-call]
             nn.Embedding, rows, width, device=device
         )
         self.blocks = nn.ModuleDict({str(i): Block(config, rope) for i in range(config.num_layers)})
-        self.norm: nn.RMSNorm | None = nn.RMSNorm(width, eps=config.norm_eps)
-        self.head: nn.Linear | None = linear(width, rows)
+        self.norm = nn.RMSNorm(width, eps=config.norm_eps)
+        self.head = linear(width, rows)
         self.tie_weights()
         if device.type != "meta":
             self.init_weights()
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits, losses, or what the next stage goes on from.
+        """Logits or losses.
 
         Args:
-            x: (B, length) int64, tokens; without an embedding (B, length, width), the stage before's output.
-            targets: (B, length) int64, the tokens to predict, -100 for none. A stage without a head ignores
-                them.
+            x: (B, length) int64, tokens.
+            targets: (B, length) int64, the tokens to predict, -100 for none.
 
         Returns:
             With targets (B,) float32, each sequence's SUM of token losses, the logits never held as a whole;
-            without (B, length, vocab_size), logits; without a head (B, length, width).
+            without (B, length, vocab_size), logits.
         """
+        hidden = self._embedded(x)
+        for block in self.blocks.values():
+            hidden = block(hidden)
+        return self._finished(hidden, targets)
+
+    def _embedded(self, x: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002 - a stage's input
+        """(B, length) → (B, length, width): what comes before the layers."""
         length = x.shape[1]
         if length > self.config.max_sequence_length:
             raise InputError(
@@ -62,11 +69,11 @@ class Gpt(nn.Module):
                 f"its max_sequence_length is {self.config.max_sequence_length}",
                 f"set model.kwargs.max_sequence_length to {length}, or leave it to data.sequence_length",
             )
-        hidden: Tensor = self.embed(x) if self.embed is not None else x
-        for block in self.blocks.values():
-            hidden = block(hidden)
-        if self.head is None or self.norm is None:
-            return hidden
+        hidden: Tensor = self.embed(x)
+        return hidden
+
+    def _finished(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        """(B, length, width) → what `forward` returns: what comes after the layers."""
         hidden = self.norm(hidden)
         if targets is None:
             logits: Tensor = self.head(hidden)
@@ -86,32 +93,41 @@ class Gpt(nn.Module):
             targets,
             vocab_size=config.vocab_size,
             chunk_tokens=config.loss_chunk_tokens,
+            ranks=getattr(head, "tensor_ranks", None),
         )
 
-    # -- stages -------------------------------------------------------------------------------------------
+    def tensor_plan(self) -> TensorPlan:
+        """How tensor-parallel ranks share it: heads, the inner width of SwiGLU, and the vocabulary."""
+        config = self.config
+        return TensorPlan(
+            layers={
+                "embed": "vocabulary",
+                "head": "vocabulary",
+                "blocks.*.attention": "region",
+                "blocks.*.attention.out": "row",
+                "blocks.*.attention.*": "column",
+                "blocks.*.ffn": "region",
+                "blocks.*.ffn.down": "row",
+                "blocks.*.ffn.*": "column",
+                "*norm": "replicate",
+            },
+            divided={"heads": config.num_heads, "heads of keys and values": config.kv_heads},
+        )
 
-    def keep_stage(self, layers: range, *, embed: bool, head: bool) -> Gpt:
-        """Makes this model one stage, in place: of the layers `layers`, with the embedding or not, with the
-        last norm and the head or not. Cheap on the meta device. Returns itself."""
-        for name in list(self.blocks):
-            if int(name) not in layers:
-                del self.blocks[name]
-        if not embed:
-            self.embed = None
-        if not head:
-            self.norm = self.head = None
-        return self
-
-    @property
-    def is_tied_across_stages(self) -> bool:
-        """Whether the one matrix of embedding and head now lives twice, in two stages: both start equal, but
-        stay so only if their gradients are summed."""
-        return self.config.tied and (self.embed is None) != (self.head is None)
+    def pipeline_cut(self) -> Cut:
+        """Where a pipeline can cut it: between layers."""
+        return Cut(
+            layers=tuple(f"blocks.{name}" for name in self.blocks),
+            first=("embed",),
+            last=("norm", "head"),
+            before=self._embedded,
+            after=self._finished,
+        )
 
     def tie_weights(self) -> None:
         """Makes embedding and head one parameter, if they are to be. `to_empty`, and a strategy that replaces
         parameters, part them: call it afterwards. `init_weights` does."""
-        if self.config.tied and self.embed is not None and self.head is not None:
+        if self.config.tied:
             self.head.weight = self.embed.weight
 
     # -- weights ------------------------------------------------------------------------------------------
@@ -121,8 +137,8 @@ class Gpt(nn.Module):
         """Draws all weights anew: normal with deviation 0.02, norms 1; what is added to the residual stream
         is drawn smaller by √(2 · layers), as that many terms add up (Radford et al. 2019, GPT-2, 2.3).
 
-        Each parameter has a generator of its own, keyed by the seed and its name, on the CPU: a stage, a
-        shard (DTensor) and a whole model get the same numbers, wherever they are. No rank communicates.
+        Each parameter has a generator of its own, keyed by the seed and its name, on the CPU: a shard
+        (DTensor) and a whole model get the same numbers, wherever they are. No rank communicates.
 
         Args:
             seed: None takes that of the last `torch.manual_seed`.
@@ -144,10 +160,8 @@ class Gpt(nn.Module):
 
     def _weights_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.named_parameters():
-            # Wrappers put themselves into names; and a tied head alone in its stage is the embedding.
-            plain = name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
-            is_embedding = self.config.tied and plain == "head.weight"
-            yield ("embed.weight" if is_embedding else plain), parameter
+            # Wrappers put themselves into names.
+            yield name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", ""), parameter
 
 
 def _normal(shape: tuple[int, ...], std: float, seed: int, name: str) -> Tensor:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+from drivetrain.engine.tensor_collectives import TensorGroup, enter
 
 IGNORE = -100
 
@@ -24,6 +27,7 @@ def chunked_cross_entropy(
     vocab_size: int | None = None,
     ignore_index: int = IGNORE,
     chunk_tokens: int = 4096,
+    ranks: TensorGroup | None = None,
 ) -> Tensor:
     """Losses of tokens from the hidden states before the head, `chunk_tokens` at a time.
 
@@ -35,20 +39,24 @@ def chunked_cross_entropy(
         weight: (rows, width), the head's matrix, a plain tensor.
         targets: (…) int64; `ignore_index` counts nothing.
         vocab_size: rows that can be predicted; those after it only pad the matrix. None: all.
+        ranks: who share the matrix by its rows; `weight` is then this rank's part, and no logits leave it:
+            the ranks exchange three numbers a token, and the gradient of `hidden`. Called by all of them.
 
     Returns:
         (…) float32, as F.cross_entropy(hidden @ weightᵀ, targets, reduction="none"); 0 where ignored.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    num_rows = weight.shape[0] * (ranks.size if ranks is not None else 1)
     losses: Tensor = _ChunkedCrossEntropy.apply(
-        hidden.flatten(0, -2),
+        (hidden if ranks is None else enter(hidden, ranks)).flatten(0, -2),
         weight,
         targets.flatten(),
-        vocab_size or weight.shape[0],
+        vocab_size or num_rows,
         ignore_index,
         chunk_tokens,
         dtype,
+        ranks,
     )
     return losses.view(targets.shape)
 
@@ -83,28 +91,31 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ignore_index: int,
         chunk_tokens: int,
         dtype: torch.dtype,
+        ranks: TensorGroup | None,
     ) -> Tensor:
         cast_weight = weight.to(dtype)
-        losses, log_sums = [], []
+        rows = _own_rows(weight, ranks)
+        picked, log_sums = [], []
         for part, wanted in zip(
             torch.split(hidden, chunk_tokens), torch.split(targets, chunk_tokens), strict=True
         ):
-            logits = _logits(part.to(dtype), cast_weight, vocab_size)
-            log_sum = logits.logsumexp(dim=-1)
-            counts = wanted != ignore_index
-            picked = logits.gather(-1, torch.where(counts, wanted, 0)[:, None])[:, 0]
-            losses.append(torch.where(counts, log_sum - picked, 0.0))
-            log_sums.append(log_sum)
+            logits = _logits(part.to(dtype), cast_weight, vocab_size - rows.start)
+            log_sums.append(logits.logsumexp(dim=-1))
+            is_here, index = _places(wanted, rows, ignore_index)
+            picked.append(torch.where(is_here, logits.gather(-1, index)[:, 0], 0.0))
+        log_sum, target_logit = torch.cat(log_sums), torch.cat(picked)
+        if ranks is not None:
+            log_sum, target_logit = _over_ranks(log_sum, target_logit, ranks)
         # The uncast weight: under FSDP a copy would outlive the gathered one.
-        ctx.save_for_backward(hidden, weight, targets, torch.cat(log_sums))
-        ctx.facts = vocab_size, ignore_index, chunk_tokens, dtype
-        return torch.cat(losses)
+        ctx.save_for_backward(hidden, weight, targets, log_sum)
+        ctx.facts = vocab_size, ignore_index, chunk_tokens, dtype, rows
+        return torch.where(targets != ignore_index, log_sum - target_logit, 0.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, log_sums = ctx.saved_tensors
-        vocab_size, ignore_index, chunk_tokens, dtype = ctx.facts
+        vocab_size, ignore_index, chunk_tokens, dtype, rows = ctx.facts
         cast_weight = weight.to(dtype)
         grads_hidden = []
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
@@ -112,20 +123,40 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for part, wanted, log_sum, upstream in zip(*parts, strict=True):
             cast = part.to(dtype)
             # d loss / d logits = softmax − one-hot, for each token times what comes from above.
-            slope = (_logits(cast, cast_weight, vocab_size) - log_sum[:, None]).exp_()
-            counts = wanted != ignore_index
-            index = torch.where(counts, wanted, 0)[:, None]
-            slope.scatter_add_(-1, index, torch.full_like(slope[:, :1], -1.0))
-            slope.mul_(torch.where(counts, upstream.float(), 0.0)[:, None])
+            slope = (_logits(cast, cast_weight, vocab_size - rows.start) - log_sum[:, None]).exp_()
+            is_here, index = _places(wanted, rows, ignore_index)
+            slope.scatter_add_(-1, index, -is_here[:, None].to(slope.dtype))
+            slope.mul_(torch.where(wanted != ignore_index, upstream.float(), 0.0)[:, None])
             cast_slope = slope.to(dtype)
             grads_hidden.append((cast_slope @ cast_weight).to(hidden.dtype))
             grad_weight += cast_slope.t() @ cast
-        return torch.cat(grads_hidden), grad_weight.to(weight.dtype), None, None, None, None, None
+        return torch.cat(grads_hidden), grad_weight.to(weight.dtype), *(None,) * 6
 
 
-def _logits(hidden: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
-    """(n, rows) float32, a fresh tensor; rows past the vocabulary are never predicted."""
+def _own_rows(weight: Tensor, ranks: TensorGroup | None) -> range:
+    """Which rows of the whole matrix `weight` holds."""
+    start = 0 if ranks is None else ranks.rank * weight.shape[0]
+    return range(start, start + weight.shape[0])
+
+
+def _places(targets: Tensor, rows: range, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """(n,) whether each target's row is among `rows`, and (n, 1) where; 0 if not."""
+    is_here = (targets != ignore_index) & (targets >= rows.start) & (targets < rows.stop)
+    return is_here, torch.where(is_here, targets - rows.start, 0)[:, None]
+
+
+def _over_ranks(log_sum: Tensor, target_logit: Tensor, ranks: TensorGroup) -> tuple[Tensor, Tensor]:
+    """log Σ exp over all ranks' rows, and the target's logit, which one of the ranks has."""
+    largest = log_sum.clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=ranks.group)
+    sums = torch.stack(((log_sum - largest).exp(), target_logit))
+    dist.all_reduce(sums, group=ranks.group)
+    return largest + sums[0].log(), sums[1]
+
+
+def _logits(hidden: Tensor, weight: Tensor, num_predicted: int) -> Tensor:
+    """(n, rows) float32, a fresh tensor; rows from `num_predicted` on are never predicted."""
     logits = (hidden @ weight.t()).float()
-    if vocab_size < weight.shape[0]:
-        logits[:, vocab_size:] = -torch.inf
+    if num_predicted < weight.shape[0]:
+        logits[:, max(num_predicted, 0) :] = -torch.inf
     return logits

@@ -9,17 +9,17 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Writing(Generic[_T]):
-    """Starts `write` at once. What it raises is raised by `result`.
+class Background(Generic[_T]):
+    """Starts `act` at once. What it raises is raised by `result`.
 
     A daemon: a process that fails meanwhile does not wait for it.
     """
 
-    def __init__(self, write: Callable[[], _T]) -> None:
-        self._write = write
+    def __init__(self, act: Callable[[], _T], *, name: str) -> None:
+        self._act = act
         self._result: list[_T] = []
         self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -43,6 +43,6 @@ class Writing(Generic[_T]):
 
     def _run(self) -> None:
         try:
-            self._result.append(self._write())
+            self._result.append(self._act())
         except BaseException as problem:  # noqa: BLE001 - raised again where the result is asked for
             self._problem = problem

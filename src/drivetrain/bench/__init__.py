@@ -1,0 +1,1 @@
+"""Runs that measure, rather than train: strategies compared with each other."""

@@ -1,0 +1,1 @@
+"""Why it failed: verdicts from the logs of any launcher, scheduler and kernel. Rules are data (`rules/`)."""

@@ -1,0 +1,1 @@
+"""Pure functions from a node's facts to findings, by area."""
