@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+import fault_programs
+from rank_pool import RankPool
+
 LIMIT_S = 120.0
 
 # A step takes half a second while the file `slow` is there, so that what a test does falls into the training.
@@ -47,7 +50,14 @@ def build():
         build_model=model, train_data=Points(), objective=dt.Objective(loss=loss), loader_cost="memory"
     )
 """
-STEPS = 400
+STEPS = 300
+
+
+def options_of(task: Path, folder: Path) -> list[str]:
+    """What a training is asked for, as words of the command line."""
+    words = ["--task", f"{task}:build", "--global-batch", "8", "--epochs", "null", "--max-steps", str(STEPS)]
+    words += ["--telemetry.tensorboard", "false", "--checkpoint.every-steps", "10"]
+    return [*words, "--output", str(folder)]
 
 
 class Training:
@@ -55,18 +65,7 @@ class Training:
 
     def __init__(self, folder: Path, task: Path, flags: tuple[str, ...]) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "drivetrain", "train", "--task", f"{task}:build"]
-        command += [
-            "--global-batch",
-            "8",
-            "--epochs",
-            "null",
-            "--max-steps",
-            str(STEPS),
-            "--telemetry.tensorboard",
-            "false",
-        ]
-        command += ["--checkpoint.every-steps", "5", "--output", str(folder), *flags]
+        command = [sys.executable, "-m", "drivetrain", "train", *options_of(task, folder), *flags]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
         self.process = subprocess.Popen(
             command,
@@ -143,12 +142,10 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The certificate of a training with two ranks that nothing happened to."""
+def undisturbed(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The certificate of a training with two ranks that nothing happened to, nor any launcher started."""
     folder = tmp_path_factory.mktemp("undisturbed")
     task = folder / "my_task.py"
     task.write_text(TASK)
-    training = Training(folder / "run", task, ("--nproc-per-node", "2"))
-    code, said = training.end()
-    assert code == 0, said
-    return training.certificate()
+    ranks.run(2, fault_programs.train, words=options_of(task, folder / "run"), output=str(folder / "run"))
+    return lines_of(folder / "run" / "certificate.jsonl")

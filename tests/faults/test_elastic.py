@@ -91,7 +91,7 @@ def test_machines_come_and_go(
     steps_before = [last_step_before(third.events(), start["wall_s"]) for start in starts[1:]]
     for start, before, why in zip(starts[1:], steps_before, restarts, strict=True):
         lost = before - start["start_step"]
-        assert lost == 0 if why["why"] in ("joined", "left") else 0 <= lost <= 5
+        assert lost == 0 if why["why"] in ("joined", "left") else 0 <= lost <= 10
     for own, other in zip(third.certificate(), undisturbed, strict=True):
         assert (own["step"], own["samples"]) == (other["step"], other["samples"])
         assert own["loss"] == pytest.approx(other["loss"], rel=1e-3, abs=1e-6)

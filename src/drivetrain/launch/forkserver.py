@@ -93,17 +93,17 @@ def _unfit() -> str | None:
     """Why ranks cannot be forked from this process, or None."""
     if threading.active_count() > 1:
         return f"an import started the thread {threading.enumerate()[1].name!r}"
-    # OpenBLAS ends its threads before a fork and starts them when they are next needed.
+    # OpenBLAS ends its threads before a fork and starts them when they are next needed. And only a forked
+    # process is told by torch that CUDA was touched before, if only to count GPUs.
+    torch = sys.modules.get("torch")
     trial = os.fork()
     if trial == 0:
-        os._exit(0)
-    os.waitpid(trial, 0)
+        os._exit(int(torch is not None and torch.cuda._is_in_bad_fork()))
+    if os.waitpid(trial, 0)[1] != 0:
+        return "an import initialised CUDA"
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         return f"imports started {threads - 1} threads"
-    torch = sys.modules.get("torch")
-    if torch is not None and (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()):
-        return "an import initialised CUDA"
     return None
 
 

@@ -40,6 +40,10 @@ def ranks(tmp_path: Path) -> Iterator[RankProcesses]:
     (tmp_path / "my_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
     )
+    # A stand-in for torch, which tells a forked process that CUDA was in use before.
+    (tmp_path / "torch.py").write_text(
+        "import os\nparent = os.getpid()\nclass cuda:\n    _is_in_bad_fork = lambda: os.getpid() != parent"
+    )
     processes = RankProcesses(grace_s=0.5)
     yield processes
     processes.close()
@@ -132,6 +136,7 @@ def kill_server(_folder: Path) -> None:
     [
         ("decimal", kill_server, {}),
         ("my_thread", None, {}),  # a fork would not copy it, and might copy locks that it holds
+        ("torch", None, {}),  # as it is when CUDA has been touched: see the fixture
         ("decimal", None, {"OMP_NUM_THREADS": "7"}),  # read when a library is loaded
     ],
 )
