@@ -6,6 +6,9 @@ Two jobs of two CPU ranks train the same model on the same samples with DDP and 
 steps. The one that is not measured rests between two steps. In turn, in each job, rank 1 is ended by SIGKILL;
 both launchers then start both ranks anew, and those resume from the last checkpoint. torchrun's script is
 plain PyTorch: torch.save and torch.load. Prints a Markdown table of medians, and of the parts.
+
+torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Without it its restarted ranks may read the addresses of
+ranks that are gone: some restarts then fail once more ("connectFullMesh … Connection refused"), or hang.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from drivetrain.report.restarts import PARTS, timed_restarts
 from drivetrain.spec.run_dir import RunDir
 
-_LIMIT_S = 300.0
+_LIMIT_S = 120.0
 _STEPS_BETWEEN = 20
 
 SHARED = """
@@ -129,12 +132,17 @@ class Job:
     """One of the two jobs."""
 
     name: str
+    environment: ClassVar[dict[str, str]] = {}
+
+    def step(self) -> int:
+        """How many steps are done."""
+        raise NotImplementedError
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=(folder / f"{self.name}.log").open("w"),
             stderr=subprocess.STDOUT,
@@ -145,9 +153,8 @@ class Job:
         deadline = time.monotonic() + _LIMIT_S
         while not (found := what()):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(
-                    f"{self.name} stands still:\n{(self.folder / f'{self.name}.log').read_text()[-4000:]}"
-                )
+                log = (self.folder / f"{self.name}.log").read_text()
+                sys.exit(f"{self.name} stands still at step {self.step()}:\n{log[-4000:]}")
             time.sleep(0.02)
         return found
 
@@ -158,6 +165,7 @@ class Job:
 
 class Torchrun(Job):
     name = "torchrun"
+    environment: ClassVar[dict[str, str]] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def __init__(self, folder: Path) -> None:
         script = folder / "torchrun.py"
@@ -292,6 +300,7 @@ def main() -> None:
             for pair in range(num_pairs):
                 for job in jobs if pair % 2 == 0 else reversed(jobs):
                     times[job.name].append(measure(job, pair + 1))
+                    print(f"{job.name} {pair + 1}: {times[job.name][-1]['total']:.2f} s", file=sys.stderr)
             drivetrain = jobs[1]
             assert isinstance(drivetrain, Drivetrain)
             report(times, drivetrain.forked())
