@@ -15,9 +15,11 @@ from click.core import ParameterSource
 
 from drivetrain.cli.leased_gpus import OPTION_HELP, leased_gpus
 from drivetrain.cli.streams import say
+from drivetrain.cli.verdict import tell_verdict
 from drivetrain.config.launch_words import split_layout, split_nodes
 from drivetrain.spec.errors import InputError
 from drivetrain.spec.exit_codes import ExitCode
+from drivetrain.spec.run_dir import RunDir
 
 if TYPE_CHECKING:
     from drivetrain.spec.job import LaunchRequest
@@ -152,6 +154,7 @@ def _run_on(flags: _Flags, variables: dict[str, str]) -> int:
     outcome = launch(request, screen=_show, note=say)
     if problem := describe_failure(outcome):
         say(problem)
+    tell_verdict(RunDir(request.folder), outcome)
     return outcome.exit_code
 
 

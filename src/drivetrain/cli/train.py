@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from drivetrain.cli.leased_gpus import leased_gpus
 from drivetrain.cli.options import TrainArguments, train_options
 from drivetrain.cli.streams import say, show
+from drivetrain.cli.verdict import tell_verdict
 from drivetrain.config.overrides import from_environment
 from drivetrain.spec.batch import plan_batches
 from drivetrain.spec.errors import InputError
@@ -320,4 +321,5 @@ def _launch(request: LaunchRequest, run_dir: RunDir, lock: int) -> Outcome:
         show(summarise(run_dir, outcome), what="the summary")
     if problem := describe_failure(outcome):
         say(problem)
+    tell_verdict(run_dir, outcome)
     return outcome

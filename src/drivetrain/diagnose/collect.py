@@ -17,7 +17,7 @@ _MAX_WRITERS = 4096
 _ENOUGH = 20_000
 """Matches of a rule after which it gets only a sample of its lines."""
 _ENOUGH_TRIES = 4_000
-"""The same for a statistical rule, counting also lines that it looked at in vain."""
+"""Lines with one text of a statistical rule, matching or not, after which it gets only a sample of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,6 @@ class Findings:
     book: RuleBook
     tracks: dict[str, dict[tuple[int | None, str | None, int | None], Track]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    tries: dict[str, int] = field(default_factory=dict)
     extent: Extent = field(default_factory=Extent)
     unread: list[str] = field(default_factory=list)
     values: dict[str, dict[Value, Value]] = field(default_factory=dict)
@@ -136,33 +135,52 @@ class Findings:
 def collect(sources: Iterable[Source], book: RuleBook) -> Findings:
     """Reads each source once. One that cannot be read is named in `unread`; the others still count."""
     findings = Findings(book=book)
-    pairs = [(text, number) for number, rule in enumerate(book.rules) for text in rule.texts]
-    prefilter = Prefilter(owners_by_text(pairs))
+    search = _Search(book)
     for order, source in enumerate(sources):
         try:
-            for found in scan(source, prefilter, file_order=order, extent=findings.extent):
-                _match(found, findings, prefilter)
+            for found in scan(source, search.prefilter, file_order=order, extent=findings.extent):
+                search.match(found, findings)
         except OSError as error:
             findings.unread.append(f"{source.name}: {error.strerror or error}")
     return findings
 
 
-def _match(found: Found, findings: Findings, prefilter: Prefilter) -> None:
-    for owner in found.owners:
-        rule = findings.book.rules[owner]
-        hit = match_rule(rule, found)
-        if rule.is_statistical:
-            findings.tries[rule.id] = tries = findings.tries.get(rule.id, 0) + 1
-            if tries == _ENOUGH_TRIES:
-                prefilter.satiate(owner)
-        if hit is None:
-            continue
+class _Search:
+    """Matches the lines that hold a text of a rule, and sees to it that no flood of lines is read in full.
+
+    What the prefilter calls an owner is a rule's text: where one text of a rule floods, its others do not.
+    """
+
+    def __init__(self, book: RuleBook) -> None:
+        self._rules = [(rule, text) for rule in book.rules for text in rule.texts]
+        self._owners: dict[str, list[int]] = {}
+        for owner, (rule, _) in enumerate(self._rules):
+            self._owners.setdefault(rule.id, []).append(owner)
+        self._tries = [0] * len(self._rules)
+        self.prefilter = Prefilter(
+            owners_by_text((text, owner) for owner, (_, text) in enumerate(self._rules))
+        )
+
+    def match(self, found: Found, findings: Findings) -> None:
+        rules: dict[str, Rule] = {}
+        for owner in found.owners:
+            rule = self._rules[owner][0]
+            rules[rule.id] = rule
+            if rule.is_statistical:
+                self._tries[owner] += 1
+                if self._tries[owner] == _ENOUGH_TRIES:
+                    self.prefilter.satiate(owner)
+        for rule in rules.values():
+            hit = match_rule(rule, found)
+            if hit is not None:
+                self._count(rule, findings)
+                _keep(hit, findings)
+
+    def _count(self, rule: Rule, findings: Findings) -> None:
         findings.counts[rule.id] = count = findings.count(rule.id) + 1
         if count == _ENOUGH:
-            prefilter.satiate(owner)
-        if rule.names_rank:
-            findings.learn_rank(hit)
-        _keep(hit, findings)
+            for owner in self._owners[rule.id]:
+                self.prefilter.satiate(owner)
 
 
 def match_rule(rule: Rule, found: Found) -> Hit | None:
@@ -235,6 +253,8 @@ def _compare(hit: Hit, findings: Findings) -> None:
 
 
 def _keep(hit: Hit, findings: Findings) -> None:
+    if hit.rule.names_rank:
+        findings.learn_rank(hit)
     if hit.rule.differs or hit.rule.varies:
         _compare(hit, findings)
     tracks = findings.tracks.setdefault(hit.rule.id, {})

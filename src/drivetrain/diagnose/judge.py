@@ -29,6 +29,7 @@ _MAX_CONSEQUENCES = 12
 _MAX_TEXT_CHARS = 1200
 _MAX_RANKS_SHOWN = 16
 _UNFILLED = re.compile(r"\{\w+\}")
+_CLAUSE_END = re.compile(r"(?<=[,;.]) ")
 # Between hosts, and between a cause and what reports it, clocks and buffers may differ so much.
 _CLOCKS_DIFFER_S = 60.0
 _LATE_GROUPS = frozenset({"kill", "scheduler", "hardware", "driver"})
@@ -327,11 +328,15 @@ def _says(claim: Claim) -> str:
 
 
 def _filled(says: str, hit: Hit) -> str:
-    """`{name}` in a rule's sentence is the line's number of that name; sizes in GiB."""
+    """`{name}` in a rule's sentence is the line's number of that name; sizes in GiB. What the line does not
+    have is left out, with the clause it stands in."""
     for name, value in hit.values.items():
         shown = value if isinstance(value, str) else _shown(value)
         says = says.replace("{" + name + "}", shown)
-    return _UNFILLED.sub("?", says)
+    if _UNFILLED.search(says) is None:
+        return says
+    clauses = [clause for clause in _CLAUSE_END.split(says) if _UNFILLED.search(clause) is None]
+    return " ".join(clauses).rstrip(" ,;.") + "." if clauses else ""
 
 
 def _shown(value: float) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GRAM = 4
-_ONE_IN = 64
+_ONE_IN = 256
 _NOWHERE, _SAMPLED, _WANTED = 0, 1, 2  # in the table: no text, one that was seen enough, any other
 _TABLE_BITS = 18
 _MULTIPLIER = np.uint32(2654435761)  # Knuth's multiplicative hash: 2^32 divided by the golden ratio
@@ -50,7 +50,7 @@ class Prefilter:
         self._fill_table()
 
     def satiate(self, owner: int) -> None:
-        """`owner` has seen enough: of texts that only such owners want, one in 64 is given from now on."""
+        """`owner` has seen enough: of texts that only such owners want, one in 256 is given from now on."""
         self._satiated.add(owner)
         self._enough = frozenset(
             text for text, owners in self._texts.items() if self._satiated.issuperset(owners)

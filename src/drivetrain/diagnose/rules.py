@@ -115,8 +115,8 @@ class Rule:
     @property
     def is_statistical(self) -> bool:
         """Whether it sums up lines that healthy logs are full of, so that a sample of them is enough."""
-        compares = bool(self.over_hits or self.differs or self.varies or self.names_rank)
-        return self.role is Role.HEALTHY or compares
+        sums_up = self.over_hits is not None and self.role is not Role.FACT
+        return self.role is Role.HEALTHY or self.names_rank or sums_up
 
     @property
     def needs_all_lines(self) -> bool:

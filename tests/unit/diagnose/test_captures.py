@@ -50,7 +50,7 @@ NOISE = (
     "[2024-06-11 07:00:{n},123] [INFO] [logging.py:96:log_dist] [Rank 0] step={s}, skipped=0, lr=[0.0003]",
     " 42%|####2     | {s}/100000 [01:12<5:12:11,  5.31it/s, loss=2.1{d}]\r",
     "Epoch: [0][{s}/5005]\tTime 0.412 (0.420)\tData 0.001 (0.003)\tLoss 5.6502 (6.3792)",
-    "W0611 07:00:{n}.000000 139 torch/distributed/run.py:779] Setting OMP_NUM_THREADS environment variable",
+    "[W socket.cpp:601] [c10d] The client socket cannot connect to [localhost]:29500 (errno: 97 ...",
     "UserWarning: This DataLoader will create 8 worker processes in total.",
     "Map (num_proc=8): 100%|##########| 20000/20000 [00:40<00:00, 26311.21 examples/s]",
     "Saved checkpoint to /results/step-{s}",

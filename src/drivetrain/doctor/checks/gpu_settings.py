@@ -186,7 +186,7 @@ def nvlink(facts: NodeFacts) -> Verdict:
         links,
         judge,
         good=lambda seen: (
-            f"{sorted({up for up, _ in seen})} links a GPU, all up"
+            f"{', '.join(map(str, sorted({up for up, _ in seen})))} links a GPU, all up"
             if any(up for up, _ in seen)
             else "these cards have no NVLink"
         ),
