@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from drivetrain.diagnose.lines import Line
-from drivetrain.diagnose.prefilter import Prefilter, owners_by_text
+from drivetrain.diagnose.prefilter import ONE_IN, Prefilter, owners_by_text
 from drivetrain.diagnose.quantities import Value, value_of
 from drivetrain.diagnose.rules import Rule, RuleBook
 from drivetrain.diagnose.scan import Extent, Found, Source, scan
@@ -157,6 +157,7 @@ class _Search:
         for owner, (rule, _) in enumerate(self._rules):
             self._owners.setdefault(rule.id, []).append(owner)
         self._tries = [0] * len(self._rules)
+        self._satiated: set[int] = set()
         self.prefilter = Prefilter(
             owners_by_text((text, owner) for owner, (_, text) in enumerate(self._rules))
         )
@@ -165,11 +166,16 @@ class _Search:
         rules: dict[str, Rule] = {}
         for owner in found.owners:
             rule = self._rules[owner][0]
+            if owner in self._satiated:
+                # Another rule still wants this text, so the prefilter gives it.
+                self._tries[owner] += 1
+                if self._tries[owner] % ONE_IN:
+                    continue
             rules[rule.id] = rule
-            if rule.is_statistical:
+            if rule.is_statistical and owner not in self._satiated:
                 self._tries[owner] += 1
                 if self._tries[owner] == _ENOUGH_TRIES:
-                    self.prefilter.satiate(owner)
+                    self._satiate([owner])
         for rule in rules.values():
             hit = match_rule(rule, found)
             if hit is not None:
@@ -179,8 +185,12 @@ class _Search:
     def _count(self, rule: Rule, findings: Findings) -> None:
         findings.counts[rule.id] = count = findings.count(rule.id) + 1
         if count == _ENOUGH:
-            for owner in self._owners[rule.id]:
-                self.prefilter.satiate(owner)
+            self._satiate(self._owners[rule.id])
+
+    def _satiate(self, owners: Iterable[int]) -> None:
+        for owner in owners:
+            self._satiated.add(owner)
+            self.prefilter.satiate(owner)
 
 
 def match_rule(rule: Rule, found: Found) -> Hit | None:

@@ -157,4 +157,4 @@ def _better(one: frozenset[str] | None, other: frozenset[str]) -> frozenset[str]
 
 def _rarity(text: str) -> int:
     """Longer texts are rarer, and words of every log are less rare than anything else."""
-    return 1 if text.strip(" :=_") in _COMMON else len(text)
+    return 1 if _COMMON.issuperset(re.findall(r"[^ :=_]+", text)) else len(text)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GRAM = 4
-_ONE_IN = 256
+ONE_IN = 256
 _NOWHERE, _SAMPLED, _WANTED = 0, 1, 2  # in the table: no text, one that was seen enough, any other
 _TABLE_BITS = 18
 _MULTIPLIER = np.uint32(2654435761)  # Knuth's multiplicative hash: 2^32 divided by the golden ratio
@@ -104,7 +104,7 @@ def _positions(chunk: bytes, table: NDArray[np.uint8]) -> list[int]:
     found = []
     for hashes, offset in _hashes(chunk):
         marks = table[hashes]
-        for mark, step in ((_WANTED, 1), (_SAMPLED, _ONE_IN)):
+        for mark, step in ((_WANTED, 1), (_SAMPLED, ONE_IN)):
             found.append(np.flatnonzero(marks == mark)[::step] * _GRAM + offset)
     if not found:
         return []

@@ -98,3 +98,9 @@ def test_two_independent_causes_lower_the_confidence() -> None:
     )
     assert (verdict.cause, verdict.confidence) == ("torch_cpu_build", "medium")
     assert [item.cause for item in verdict.alternatives] == ["too_many_open_files"]
+
+
+def test_a_flood_of_one_line_hides_no_other() -> None:
+    flood = "n1:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n2<41109>\n" * 30_000
+    verdict = diagnose_text(flood + ECC + flood)
+    assert (verdict.cause, verdict.evidence[0].line) == ("gpu_ecc_uncorrectable", 30_001)
