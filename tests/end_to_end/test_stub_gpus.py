@@ -1,4 +1,4 @@
-"""Machines with eight GPUs, some of them not well: topo and doctor through nvidia-ml-py and a compiled NVML."""
+"""Machines of eight GPUs, some not well: topo, gpus and doctor through nvidia-ml-py and a compiled NVML."""
 
 import json
 
