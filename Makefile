@@ -1,7 +1,7 @@
 # The front doors: everything CI runs goes through these.
 #   make demo    install into .venv, then train on real data with 2 processes (or all GPUs)
 #   make check   formatting, lint, types, import contracts
-#   make test    the quick tests        make slow   those that take minutes
+#   make test    the quick tests        make slow   those that take minutes        make faults   scripted faults
 #   make clean   remove .venv and caches (never runs/)
 # Another Python: make demo PYTHON=python3.12
 
@@ -11,7 +11,7 @@ EXTRAS := vision,digits,dev,wandb,timm
 # One thread a process: the tests start several at once, and threads would fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help demo check test slow install clean
+.PHONY: help demo check test slow faults install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +33,9 @@ test: install
 # pytest's exit code 5 means that it found no such test.
 slow: install
 	@$(PYTEST) -m slow; code=$$?; if [ $$code -eq 5 ]; then echo "There is no slow test yet."; exit 0; fi; exit $$code
+
+faults: install
+	$(PYTEST) tests/faults -m 'not gpu and not cluster'
 
 install: .venv/.installed
 

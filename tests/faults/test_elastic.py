@@ -64,6 +64,7 @@ def store() -> Iterator[int]:
     process.stderr.close()
 
 
+@pytest.mark.slow  # a minute and more: make faults runs it
 def test_machines_come_and_go(
     train: Train, tmp_path: Path, store: int, undisturbed: list[dict[str, Any]]
 ) -> None:
