@@ -276,9 +276,10 @@ class _Record:
         entries = _recorded()
         if not entries:
             return Unknown(f"torch's flight recorder is empty; set {RECORDER} before its ranks start")
-        if len(entries) >= int(RECORDER["TORCH_FR_BUFFER_SIZE"]):
-            return Unknown("torch's flight recorder was too small for so many collectives")
         recent = [entry for entry in entries if int(entry["time_created_ns"]) >= self._start_ns]
+        # Full is no harm while something from before the start is still in it: none has been pushed out.
+        if len(recent) == len(entries) and len(entries) >= int(RECORDER["TORCH_FR_BUFFER_SIZE"]):
+            return Unknown("torch's flight recorder was too small for so many collectives")
         return parse_record(recent, _group_sizes()) + self.sends
 
 

@@ -74,7 +74,10 @@ def test_one_failure_ends_the_others_and_their_children(ranks: RankProcesses, tm
     assert first.ended_wall_s is not None
     assert second.ended_wall_s is not None
     assert 0.4 < first.ended_wall_s - second.ended_wall_s < 3.0  # the grace
-    assert not is_alive(child)
+    deadline = time.monotonic() + 5.0
+    while is_alive(child):  # killed, but on a busy machine not gone at once
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_sigterm_reaches_the_rank_but_not_its_children(ranks: RankProcesses, tmp_path: Path) -> None:
